@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -228,6 +229,12 @@ CASES: Sequence[StrategyCase] = (
         ),
     ),
 )
+
+
+def parameters_of(case: StrategyCase, *deletions: Deletion) -> Any:
+    """Those of a test, which is slow on more than two ranks."""
+    name = " without ".join([case.name, *(deletion.reduction for deletion in deletions)])
+    return pytest.param(case, *deletions, id=name, marks=pytest.mark.slow if case.ranks > 2 else ())
 
 
 def net(overflows: bool = False) -> nn.Module:

@@ -20,32 +20,26 @@ from tests.runtime.strategies.contract import (
     StrategyCase,
     by_hand,
     difference,
+    parameters_of,
     train,
     trained,
 )
 
 
-def _parameters(case: StrategyCase, *deletions: Deletion) -> Any:
-    """Those of a test, which is slow on more than two ranks."""
-    name = " without ".join([case.name, *(deletion.reduction for deletion in deletions)])
-    return pytest.param(case, *deletions, id=name, marks=pytest.mark.slow if case.ranks > 2 else ())
-
-
-@pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
+@pytest.mark.parametrize("case", [parameters_of(case) for case in CASES])
 def test_a_training_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
     assert difference(run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments)) < ROUNDING["no"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
+@pytest.mark.parametrize("case", [parameters_of(case) for case in CASES])
 def test_a_training_with_adamw_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
     found = run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments, "no", True)
     assert difference(found, adamw=True) < ADAMW_ROUNDING
 
 
 @pytest.mark.parametrize(
-    ("case", "deletion"),
-    [_parameters(case, deletion) for case in CASES for deletion in case.deletions],
+    ("case", "deletion"), [parameters_of(case, deletion) for case in CASES for deletion in case.deletions]
 )
 def test_without_a_reduction_it_ends_in_other_weights(case: StrategyCase, deletion: Deletion, tmp_path: Path) -> None:
     precision = deletion.precision
@@ -53,7 +47,7 @@ def test_without_a_reduction_it_ends_in_other_weights(case: StrategyCase, deleti
     assert difference(found, precision) > 100 * ROUNDING[precision]
 
 
-@pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
+@pytest.mark.parametrize("case", [parameters_of(case) for case in CASES])
 def test_all_ranks_leave_out_a_step_in_which_one_overflows(case: StrategyCase, tmp_path: Path) -> None:
     found = run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments, "fp16")
     assert [outcome.skipped for outcome in found] == [OVERFLOWS] * case.ranks

@@ -39,13 +39,8 @@ def trained(happens: Callable[[], Any] = int) -> list[Any]:
             happens()
         optimizer.step()
         optimizer.zero_grad()
-    config = accelerator.deepspeed_plugin.deepspeed_config
-    return [
-        accelerator.distributed_type.value,
-        model.zero_optimization_stage(),
-        config["gradient_clipping"],
-        loss.item(),
-    ]
+    clipping = accelerator.deepspeed_plugin.deepspeed_config["gradient_clipping"]
+    return [accelerator.distributed_type.value, model.zero_optimization_stage(), clipping, loss.item()]
 
 
 def start(function: Any, *args: Any, folder: Path, **settings: Any) -> Any:
@@ -94,15 +89,8 @@ def test_a_hang_is_reported_with_the_stack_of_every_rank(tmp_path: Path) -> None
 
 def test_a_launch_trains_by_a_file(tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
-    path.write_text(
-        json.dumps(
-            {
-                "zero_optimization": {"stage": 1},
-                "train_micro_batch_size_per_gpu": "auto",
-                "gradient_clipping": "auto",
-            }
-        )
-    )
+    values = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, **values}))
     results = start(trained, folder=tmp_path / "runs", deepspeed_config={"deepspeed_config_file": str(path)}).wait(110)
     assert [result[:3] for result in results] == [["DEEPSPEED", 1, 1.0]] * 2
 

@@ -16,10 +16,8 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.strategies.deepspeed import package
 from accelerate_nb.utils import DeepSpeedPlugin
 from tests.ranks import run_on_ranks
-from tests.runtime.strategies.contract import ADAMW_ROUNDING, ROUNDING, difference, trained
-from tests.scale.deepspeed.zero import SAVED_AFTER
-
-LIMIT = 110.0
+from tests.runtime.strategies.contract import ADAMW_ROUNDING, ROUNDING, difference
+from tests.scale.deepspeed.zero import LIMIT, outcomes
 
 
 def offloaded(stage: int, force: bool) -> dict[str, Any]:
@@ -34,17 +32,14 @@ def offloaded(stage: int, force: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_what_is_in_host_memory_ends_in_the_weights_of_one_process(stage: int, tmp_path: Path) -> None:
-    arguments = partial(offloaded, stage, False)
-    found = run_on_ranks(trained, 2, str(tmp_path / "checkpoint"), arguments, "no", False, SAVED_AFTER, limit=LIMIT)
-    assert difference(found) < ROUNDING["no"]
+    assert difference(outcomes(tmp_path, 2, partial(offloaded, stage, False))) < ROUNDING["no"]
 
 
 # It is compiled once, in a minute or two.
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_deepspeeds_own_adam_ends_in_the_weights_of_one_process(tmp_path: Path) -> None:
-    arguments = partial(offloaded, 2, True)
-    found = run_on_ranks(trained, 2, str(tmp_path / "checkpoint"), arguments, "no", True, SAVED_AFTER, limit=480)
+    found = outcomes(tmp_path, 2, partial(offloaded, 2, True), adamw=True, limit=480)
     assert difference(found, adamw=True) < ADAMW_ROUNDING
 
 
@@ -131,26 +126,24 @@ class Experts(nn.Module):
         return self.experts[int(inputs[0, 0] > 0)](inputs)
 
 
-def of_experts() -> list[Any]:
+def of_experts() -> None:
     plugin = DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False, transformer_moe_cls_names="Experts")
     accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), Experts(), nn.Linear(4, 1))
     data = TensorDataset(torch.randn(16, 4))
-    model, optimizer, loader = accelerator.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, 2)
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, 2))
     for (inputs,) in loader:
         # ranks take different experts
         inputs[0, 0] = 1.0 if accelerator.is_main_process else -1.0
         accelerator.backward(model(inputs).square().mean())
         optimizer.step()
-    leaf = model.module[1]._z3_leaf
+    assert model.module[1]._z3_leaf is True
     with pytest.raises(ConfigurationError, match="layer class Nothing was requested"):
         DeepSpeedPlugin(transformer_moe_cls_names="Nothing").set_moe_leaf_modules(model.module)
     accelerator.end_training()
-    return [leaf]
 
 
 def test_experts_are_gathered_whole() -> None:
-    assert run_on_ranks(of_experts, 2, limit=LIMIT) == [[True], [True]]
+    run_on_ranks(of_experts, 2, limit=LIMIT)

@@ -73,14 +73,16 @@ def whole_and_parts(folder: str) -> dict[str, Any]:
         rates.append(schedule.get_last_lr()[0])
     inner = accelerator.unwrap_model(model)
     weights = accelerator.get_state_dict(model)
-    found = {"numels": [weight.numel() for weight in inner.parameters()], "is_plain": inner is plain}
+    assert inner is plain
+    assert [weight.numel() for weight in inner.parameters()] == [0, 0, 0, 0]
+    found: dict[str, Any] = {}
     with GatheredParameters(inner.parameters()):
         found["gathered"] = [weight.detach().clone() for weight in inner.parameters()]
     with GatheredParameters(inner[2].bias, modifier_rank=0):
         if accelerator.is_main_process:
             inner[2].bias.data.fill_(7.0)
     with GatheredParameters([inner[2].bias]):
-        found["changed"] = inner[2].bias.item()
+        assert inner[2].bias.item() == 7.0
         inner[2].bias.data.copy_(found["gathered"][3])
     with GatheredParameters(inner[2].bias, modifier_rank=0):
         inner[2].bias.data.copy_(found["gathered"][3])
@@ -91,33 +93,24 @@ def whole_and_parts(folder: str) -> dict[str, Any]:
         evaluated = accelerator.prepare_data_loader(DataLoader(samples(22), 4))
         predictions = [accelerator.gather_for_metrics(model(inputs)) for inputs, _ in evaluated]
     found["predictions"] = torch.cat(predictions)
-    found["types"] = [type(item).__name__ for item in (model, optimizer, schedule)]
-    found["facts"] = [
-        accelerator.distributed_type.value,
-        accelerator.num_processes,
-        isinstance(schedule, DeepSpeedSchedulerWrapper),
-    ]
-    found["rates"], found["losses"] = rates, losses
+    types = [type(item).__name__ for item in (model, optimizer, schedule)]
+    assert types == ["DeepSpeedEngine", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper"]
+    assert isinstance(schedule, DeepSpeedSchedulerWrapper)
+    assert (accelerator.distributed_type.value, accelerator.num_processes) == ("DEEPSPEED", 2)
+    assert losses[-1] < losses[0]
+    # the engine moves the schedule, once a step
+    assert rates[0] < rates[-1] == pytest.approx(0.01)
     found["weights"] = {name: weight.clone() for name, weight in weights.items()}
-    found["extracted"] = extract_model_from_parallel(model) is plain
+    assert extract_model_from_parallel(model) is plain
     accelerator.end_training()
     return found
 
 
 def test_weights_of_stage_3_are_whole_where_they_are_needed(tmp_path: Path) -> None:
     found, other = run_on_ranks(whole_and_parts, 2, str(tmp_path), limit=LIMIT)
-    assert found["numels"] == [0, 0, 0, 0]
-    assert found["is_plain"]
-    assert found["extracted"]
-    assert found["types"] == ["DeepSpeedEngine", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper"]
-    assert found["facts"] == ["DEEPSPEED", 2, True]
-    assert found["losses"][-1] < found["losses"][0]
-    # the engine moves the schedule, once a step
-    assert found["rates"][0] < found["rates"][-1] == pytest.approx(0.01)
     assert other["weights"] == {}
     torch.testing.assert_close(list(found["weights"].values()), found["gathered"], rtol=0, atol=0)
     torch.testing.assert_close(other["gathered"], found["gathered"], rtol=0, atol=0)
-    assert (found["changed"], other["changed"]) == (7.0, 7.0)
     plain = net()
     plain.load_state_dict(found["weights"])
     expected = plain(samples(22).tensors[0]).detach()
@@ -152,7 +145,7 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
-def in_bf16() -> dict[str, Any]:
+def in_bf16() -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", deepspeed_plugin=DeepSpeedPlugin(zero_stage=2))
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -161,67 +154,46 @@ def in_bf16() -> dict[str, Any]:
     losses = [sum(steps(accelerator, model, optimizer, schedule, loader)) for _ in range(8)]
     with torch.no_grad():
         output = model(torch.ones(1, 8))
-    found = {"losses": losses, "dtypes": [str(model.module[0].weight.dtype), str(output.dtype)]}
-    found["names"] = [accelerator.mixed_precision, accelerator.state.mixed_precision]
+    assert losses[-1] < losses[0] / 2
+    assert (model.module[0].weight.dtype, output.dtype) == (torch.bfloat16, torch.float32)
+    assert (accelerator.mixed_precision, accelerator.state.mixed_precision) == ("bf16", "bf16")
     accelerator.end_training()
-    return found
 
 
 def test_weights_are_in_bf16_and_outputs_in_32_bits() -> None:
-    for found in run_on_ranks(in_bf16, 2, limit=LIMIT):
-        assert found["losses"][-1] < found["losses"][0] / 2
-        assert found["dtypes"] == ["torch.bfloat16", "torch.float32"]
-        assert found["names"] == ["bf16", "bf16"]
+    run_on_ranks(in_bf16, 2, limit=LIMIT)
 
 
-def refusals() -> dict[str, str]:
-    found: dict[str, str] = {}
+def refuse(message: str, function: Callable[..., Any], *args: Any, **settings: Any) -> None:
+    with pytest.raises((ConfigurationError, StateError), match=message):
+        function(*args, **settings)
 
-    def note(name: str, function: Callable[[], Any]) -> None:
-        try:
-            function()
-        except (ConfigurationError, StateError) as error:
-            found[name] = str(error)
 
+def refusals() -> None:
     model = net()
     optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(samples(), 4)
     accelerator = Accelerator(cpu=True, strategy="deepspeed", gradient_accumulation_steps=2)
-    note("no loader", lambda: accelerator.prepare(model, optimizer))
-    note("alone", lambda: accelerator.prepare(optimizer, loader))
-    note("two models", lambda: accelerator.prepare(model, net(), optimizer, loader))
-    note("dummy", lambda: accelerator.prepare(model, DummyOptim(model.parameters()), loader))
+    refuse("this call of prepare has no loader", accelerator.prepare, model, optimizer)
+    refuse("without its model", accelerator.prepare, optimizer, loader)
+    refuse("whose engine has one of each", accelerator.prepare, model, net(), optimizer, loader)
+    refuse("names no optimizer", accelerator.prepare, model, DummyOptim(model.parameters()), loader)
     prepared, stepping, _batches = accelerator.prepare(model, optimizer, loader)
-    note("clip value", lambda: accelerator.clip_grad_value_(prepared.parameters(), 1.0))
-    note("norm", lambda: accelerator.clip_grad_norm_(prepared.parameters(), 1.0, norm_type=1))
-    note("second", lambda: Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=1)))
+    refuse("Use `clip_grad_norm_` instead", accelerator.clip_grad_value_, prepared.parameters(), 1.0)
+    refuse("DeepSpeed measures norm 2", accelerator.clip_grad_norm_, prepared.parameters(), 1.0, norm_type=1)
+    refuse("second Accelerator", Accelerator, cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=1))
     with accelerator.accumulate(prepared):
         accelerator.backward(prepared(torch.ones(1, 8)).sum())
         stepping.step()
-    note("in a window", lambda: accelerator.save_state("nowhere"))
+    refuse("inside of a window of accumulation", accelerator.save_state, "nowhere")
     accelerator.end_training()
     averaging = GradientAccumulationPlugin(2, average_over_window=True)
     accelerator = Accelerator(cpu=True, strategy="deepspeed", gradient_accumulation_plugin=averaging)
-    note("average", lambda: accelerator.prepare(net(), torch.optim.SGD(net().parameters(), lr=0.1), loader))
-    return found
-
-
-REFUSED = {
-    "no loader": "this call of prepare has no loader",
-    "alone": "without its model",
-    "two models": "whose engine has one of each",
-    "dummy": "names no optimizer",
-    "clip value": "Use `clip_grad_norm_` instead",
-    "norm": "DeepSpeed measures norm 2",
-    "second": "second Accelerator",
-    "in a window": "inside of a window of accumulation",
-    "average": "average_over_window=True",
-}
+    optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
+    refuse("average_over_window=True", accelerator.prepare, net(), optimizer, loader)
 
 
 def test_what_deepspeed_cannot_do_is_refused_by_name() -> None:
-    (found,) = run_on_ranks(refusals, 1, limit=LIMIT)
-    assert found.keys() == REFUSED.keys()
-    assert all(REFUSED[name] in text for name, text in found.items())
+    run_on_ranks(refusals, 1, limit=LIMIT)
 
 
 def in_fp16() -> str:
@@ -240,45 +212,34 @@ def test_fp16_is_refused_where_the_device_does_not_compute_in_it() -> None:
     assert "does not compute in it" in run_on_ranks(in_fp16, 1, limit=LIMIT)[0]
 
 
-def two_engines() -> dict[str, Any]:
-    plugins = {
-        "student": DeepSpeedPlugin(zero_stage=2),
-        "teacher": DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False),
-    }
-    first = Accelerator(cpu=True, deepspeed_plugins=plugins)
+def two_engines() -> None:
+    of_student, of_teacher = DeepSpeedPlugin(zero_stage=2), DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)
+    first = Accelerator(cpu=True, deepspeed_plugins={"student": of_student, "teacher": of_teacher})
     second = Accelerator()
-    found: dict[str, Any] = {"first": get_active_deepspeed_plugin(first.state) is plugins["student"]}
+    assert get_active_deepspeed_plugin(first.state) is of_student
     student, loader = net(), DataLoader(samples(), 4)
     student, optimizer, loader = first.prepare(student, torch.optim.SGD(student.parameters(), lr=0.1), loader)
     first.state.select_deepspeed_plugin("teacher")
-    found["selected"] = [plugin.selected for plugin in plugins.values()]
-    found["active"] = second.deepspeed_plugin is plugins["teacher"]
-    teacher = net()
+    assert (of_student.selected, of_teacher.selected) == (False, True)
+    assert second.deepspeed_plugin is of_teacher
     # whose size of batches is that of the student's
-    other = second.prepare(teacher, loader)[0]
-    found["samples"] = other.train_micro_batch_size_per_gpu()
-    found["stages"] = [engine.zero_optimization_stage() for engine in (student, other)]
+    other = second.prepare(net(), loader)[0]
+    assert other.train_micro_batch_size_per_gpu() == 4
+    assert (student.zero_optimization_stage(), other.zero_optimization_stage()) == (2, 3)
     for inputs, _ in loader:
         with torch.no_grad():
             wanted = other(inputs)
         first.backward(nn.functional.mse_loss(student(inputs), wanted + 1))
         optimizer.step()
-    found["bias"] = student.module[2].bias.item()
+    assert student.module[2].bias.item() > net()[2].bias.item()
     first.end_training()
-    return found
 
 
 def test_several_models_have_a_plugin_each_by_name() -> None:
-    for found in run_on_ranks(two_engines, 2, limit=LIMIT):
-        assert found["first"]
-        assert found["active"]
-        assert found["selected"] == [False, True]
-        assert found["stages"] == [2, 3]
-        assert found["samples"] == 4
-        assert found["bias"] > net()[2].bias.item()
+    run_on_ranks(two_engines, 2, limit=LIMIT)
 
 
-def clipped(max_norm: float | None, configured: float | None) -> dict[str, Any]:
+def clipped(max_norm: float | None, configured: float | None, expected: float) -> None:
     model = net()
     before = deepcopy(model.state_dict())
     accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=2, gradient_clipping=configured))
@@ -289,9 +250,11 @@ def clipped(max_norm: float | None, configured: float | None) -> dict[str, Any]:
     optimizer.step()
     after = model.module.state_dict()
     moved = torch.stack([(after[name] - before[name]).norm() for name in after]).norm().item()
-    engine_norm = float(model.get_global_grad_norm())
+    of_engine = float(model.get_global_grad_norm())
+    assert moved == pytest.approx(expected, rel=1e-4)
+    assert of_engine > 10
+    assert norm is None or norm == pytest.approx(of_engine)
     accelerator.end_training()
-    return {"norm": norm, "moved": moved, "engine": engine_norm}
 
 
 @pytest.mark.parametrize(
@@ -301,7 +264,4 @@ def clipped(max_norm: float | None, configured: float | None) -> dict[str, Any]:
 def test_gradients_are_clipped_by_the_call_and_by_the_configuration(
     max_norm: float | None, configured: float | None, moved: float
 ) -> None:
-    (found,) = run_on_ranks(clipped, 1, max_norm, configured, limit=LIMIT)
-    assert found["moved"] == pytest.approx(moved, rel=1e-4)
-    assert found["engine"] > 10
-    assert found["norm"] is None or found["norm"] == pytest.approx(found["engine"])
+    run_on_ranks(clipped, 1, max_norm, configured, moved, limit=LIMIT)

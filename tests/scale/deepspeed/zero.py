@@ -1,10 +1,14 @@
 """The contract's training by ZeRO's stages, and without their reductions."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from accelerate_nb.utils import DeepSpeedPlugin
-from tests.runtime.strategies.contract import ACCUMULATION, MEAN, Deletion, StrategyCase
+from tests.ranks import run_on_ranks
+from tests.runtime.strategies.contract import ACCUMULATION, MEAN, Arguments, Deletion, Outcome, StrategyCase, trained
+
+LIMIT = 110.0
 
 # Between two steps: an engine can't give back the gradients of a window.
 SAVED_AFTER = 2 * ACCUMULATION
@@ -18,6 +22,13 @@ def by_stage(stage: int, lacking: str = "", **settings: Any) -> dict[str, Any]:
 
         without_reductions.take_out(lacking)
     return {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=stage, gradient_clipping=0.0, **settings)}
+
+
+def outcomes(
+    folder: Path, ranks: int, arguments: Arguments, adamw: bool = False, limit: float = LIMIT
+) -> list[Outcome]:
+    """The ends of the training on all ranks."""
+    return run_on_ranks(trained, ranks, str(folder / "checkpoint"), arguments, "no", adamw, SAVED_AFTER, limit=limit)
 
 
 def case(stage: int, ranks: int) -> StrategyCase:
