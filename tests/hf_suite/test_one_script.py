@@ -92,7 +92,6 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return numbers(script, TORCHRUN, tmp_path_factory.mktemp("theirs"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_script_for_accelerate_finds_the_same(way: str, theirs: Any, tmp_path: Path) -> None:
     losses, guesses, weights, rates, processes = numbers(*WAYS[way], tmp_path)

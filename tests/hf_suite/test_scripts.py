@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from importlib.util import find_spec
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -21,6 +19,7 @@ import pytest
 import torch
 
 from tests.hf_suite.alias import SCRIPTS, install
+from tests.processes import python
 from tests.ranks import run_on_ranks
 
 FOLDER = Path(__file__).resolve().parent
@@ -55,20 +54,14 @@ def test_each_of_their_scripts_is_run_or_has_a_reason_not_to_be() -> None:
     assert scripts <= RUN_HERE | set(NOT_RUN_HERE)
 
 
-def run_script(
-    name: str, world_size: int, folder: Path, calls: Callable[[ModuleType], None], unused: tuple[str, ...] = ()
-) -> None:
-    """
-    `calls(script)` on each rank, where `script` is a module of theirs, and what that imports of `accelerate` is ours.
-
-    `unused` are packages that the script imports, and that `calls` does not lead it to use: they need not be installed.
-    """
-    run_on_ranks(_work, world_size, name, calls, str(folder), unused, limit=60.0)
+# Packages that a script imports, and that our calls do not lead it to use: they need not be installed.
+UNUSED = {"external_deps.test_metrics": ("datasets", "evaluate")}
 
 
-def _work(name: str, calls: Callable[[ModuleType], None], folder: str, unused: tuple[str, ...]) -> None:
+def run_script(name: str, calls: Callable[[Any], None], folder: str) -> None:
+    """`calls(script)`, where `script` is a module of theirs, and what that imports of `accelerate` is ours."""
     install()
-    for package in unused:
+    for package in UNUSED.get(name, ()):
         if find_spec(package) is None:
             sys.modules[package] = MagicMock(__spec__=ModuleSpec(package, None))
     os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -81,16 +74,6 @@ def everything(script: Any) -> None:
     script.main()
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_operations(world_size: int, tmp_path: Path) -> None:
-    run_script("test_ops", world_size, tmp_path, everything)
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_accumulation_and_synchronisation(world_size: int, tmp_path: Path) -> None:
-    run_script("test_sync", world_size, tmp_path, everything)
-
-
 def all_but_a_state_that_was_taken_away(script: Any) -> None:
     # the last of its parts wants an `Accelerator` to refuse to work once `AcceleratorState._reset_state()` was called; ours
     # keeps what it was told when it was made, and works on
@@ -100,12 +83,6 @@ def all_but_a_state_that_was_taken_away(script: Any) -> None:
     accelerator = script.Accelerator()
     script.AcceleratorState._reset_state()
     assert accelerator.prepare(torch.nn.Linear(1, 1))(torch.ones(1, 1)).shape == (1, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_processes_loaders_and_training(world_size: int, tmp_path: Path) -> None:
-    run_script("test_script", world_size, tmp_path, all_but_a_state_that_was_taken_away)
 
 
 class OnTheCpu(torch.nn.parallel.DistributedDataParallel):
@@ -129,10 +106,6 @@ def hooks_without_a_gpu(script: Any) -> None:
         script.test_ddp_comm_hook(hook, wrapper, options)
 
 
-def test_hooks_of_gradients(tmp_path: Path) -> None:
-    run_script("test_ddp_comm_hook", 2, tmp_path, hooks_without_a_gpu)
-
-
 def uneven_batches(script: Any) -> None:
     script.test_default_ensures_even_batch_sizes()
     script.test_can_disable_even_batches()
@@ -140,11 +113,6 @@ def uneven_batches(script: Any) -> None:
     script.test_join_can_override_even_batches()
     script.test_join_can_override_for_mixed_type_dataloaders()
     script.test_join_raises_warning_for_iterable_when_overriding_even_batches()
-
-
-@pytest.mark.slow
-def test_uneven_batches_where_accelerate_itself_hangs_without_a_gpu(tmp_path: Path) -> None:
-    run_script("test_distributed_data_loop", 2, tmp_path, uneven_batches)
 
 
 def every_sample_once(script: Any) -> None:
@@ -161,10 +129,6 @@ def every_sample_once(script: Any) -> None:
         script.test_data_loader(loader, accelerator)
 
 
-def test_every_sample_comes_once(tmp_path: Path) -> None:
-    run_script("test_distributed_data_loop", 2, tmp_path, every_sample_once)
-
-
 def stateful_loaders(script: Any) -> None:
     script.test_stateful_dataloader(script.create_accelerator())
 
@@ -174,12 +138,6 @@ def stateful_loaders_in_a_checkpoint(script: Any) -> None:
     # it saves to another folder on each process; a checkpoint of this package is one folder for all of them
     script.tempfile.TemporaryDirectory = lambda: nullcontext(next(folders))
     script.test_stateful_dataloader_save_state(script.create_accelerator())
-
-
-@pytest.mark.parametrize("calls", [stateful_loaders, stateful_loaders_in_a_checkpoint])
-def test_stateful_loaders_go_on_where_they_were(calls: Callable[[Any], None], tmp_path: Path) -> None:
-    pytest.importorskip("torchdata", reason="stateful loaders are torchdata's")
-    run_script("test_distributed_data_loop", 2, tmp_path, calls)
 
 
 def metrics(script: Any) -> None:
@@ -199,10 +157,26 @@ def metrics(script: Any) -> None:
         script.test_gather_for_metrics_with_non_tensor_objects_iterable_dataset()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_metrics_of_all_processes(world_size: int, tmp_path: Path) -> None:
-    run_script("external_deps.test_metrics", world_size, tmp_path, metrics, unused=("datasets", "evaluate"))
+LOOP, SIZES = "test_distributed_data_loop", (1, 2)
+needs_torchdata = pytest.mark.skipif(find_spec("torchdata") is None, reason="stateful loaders are torchdata's")
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "world_size"),
+    [
+        *(("test_ops", everything, size) for size in SIZES),
+        *(("test_sync", everything, size) for size in SIZES),
+        *(("test_script", all_but_a_state_that_was_taken_away, size) for size in SIZES),
+        ("test_ddp_comm_hook", hooks_without_a_gpu, 2),
+        (LOOP, uneven_batches, 2),  # where Accelerate itself hangs without a GPU
+        (LOOP, every_sample_once, 2),
+        pytest.param(LOOP, stateful_loaders, 2, marks=needs_torchdata),
+        pytest.param(LOOP, stateful_loaders_in_a_checkpoint, 2, marks=needs_torchdata),
+        *(("external_deps.test_metrics", metrics, size) for size in SIZES),
+    ],
+)
+def test_a_script_of_theirs_passes(name: str, calls: Callable[[Any], None], world_size: int, tmp_path: Path) -> None:
+    run_on_ranks(run_script, world_size, name, calls, str(tmp_path))
 
 
 # Their function lets every rank take from the queue, and whoever takes last waits for one that has returned or still takes: where
@@ -221,13 +195,9 @@ script.main()
 """
 
 
-@pytest.mark.slow
 def test_the_notebook_launcher(tmp_path: Path) -> None:
-    environment = {**os.environ, "ACCELERATE_NUM_PROCESSES": "2", "ACCELERATE_USE_CPU": "true"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(FOLDER / "everywhere"), environment["PYTHONPATH"]])
-    command = [sys.executable, "-c", NOTEBOOK]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    paths = os.pathsep.join([str(FOLDER / "everywhere"), os.environ["PYTHONPATH"]])
+    environment = {"ACCELERATE_NUM_PROCESSES": "2", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": paths}
+    done = python("-c", NOTEBOOK, folder=tmp_path, limit=100, **environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Test monitoring" in done.stdout

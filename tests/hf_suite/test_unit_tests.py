@@ -1,13 +1,13 @@
 """The unit tests of Hugging Face Accelerate pass where `accelerate` is this package."""
 
 import os
-import subprocess
-import sys
 import tarfile
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from tests.processes import python
 
 FOLDER = Path(__file__).resolve().parent
 # An internal function that they import, without which the whole file could not be read.
@@ -41,11 +41,9 @@ def their_tests(tmp_path: Path) -> Path:
     """The tests of the installed version, out of its source distribution."""
     source = f"accelerate=={version('accelerate')}"
     options = ["--no-deps", "--no-build-isolation", "--no-binary", "accelerate", "--dest", str(tmp_path)]
-    found = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", *options, source], capture_output=True, check=False
-    )
+    found = python("-m", "pip", "download", "-q", *options, source, limit=300)
     if found.returncode:
-        pytest.skip(f"the source of {source} can't be downloaded: {found.stderr.decode()[-200:]}")
+        pytest.skip(f"the source of {source} can't be downloaded: {found.stderr[-200:]}")
     with tarfile.open(next(tmp_path.glob("accelerate-*.tar.gz"))) as archive:
         archive.extractall(tmp_path, filter="data")
     tests = next(tmp_path.glob("accelerate-*/tests"))
@@ -56,19 +54,17 @@ def their_tests(tmp_path: Path) -> Path:
     return tests
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # some 700 tests, in one process of their own
 def test_their_unit_tests_pass(their_tests: Path) -> None:
     environment = {
-        **os.environ,
         "PYTHONPATH": os.pathsep.join([str(FOLDER / "everywhere"), str(FOLDER.parents[1])]),
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "MLFLOW_ALLOW_FILE_STORE": "true",
     }
     ignored = [f"--ignore={their_tests / name}" for name in NOT_RUN_HERE]
-    command = [sys.executable, "-m", "pytest", str(their_tests), "-q", "-p", "no:cacheprovider", "--tb=line", *ignored]
-    ran = subprocess.run(command, cwd=their_tests.parent, env=environment, capture_output=True, text=True, check=False)
+    words = ("-m", "pytest", their_tests, "-q", "-p", "no:cacheprovider", "--tb=line", *ignored)
+    ran = python(*words, folder=their_tests.parent, limit=300, **environment)
     lines = ran.stdout.splitlines()
     failed = {line.split(" - ")[0].split("::", 1)[-1] for line in lines if line.startswith(("FAILED ", "ERROR "))}
     assert not failed - FAIL_HERE.keys(), ran.stdout[-5000:]

@@ -110,7 +110,6 @@ class Summed:
         return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_evaluation_with_a_rest_gives_what_it_gives_under_accelerate(
     processes: int, tmp_path_factory: pytest.TempPathFactory

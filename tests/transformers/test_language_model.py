@@ -51,7 +51,6 @@ def learn(peer: Peer) -> dict[str, Any]:
     return {"losses": losses, "norms": norms, "rate": rates.get_last_lr(), "weights": weights}
 
 
-@pytest.mark.slow
 def test_losses_norms_rates_and_weights_are_those_of_accelerate() -> None:
     both = under_both(learn, 2)
     for theirs, ours in zip(both.theirs, both.ours, strict=True):

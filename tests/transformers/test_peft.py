@@ -71,7 +71,6 @@ def along(**degrees: int) -> dict[str, Any]:
     return {"parallelism_config": ParallelismConfig(**degrees)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "is_sharded"),
     [(partial(dict, strategy="fsdp"), True), (partial(along, pp_size=2), False)],

@@ -68,7 +68,6 @@ def aliased(folder: str, processes: int) -> list[dict[str, Any]]:
     return run_on_ranks(under_alias, processes, train_with_ours, folder, AT_ONCE // processes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", [launched, aliased])
 def test_the_trainer_learns_the_same_on_two_processes(
     way: Callable[[str, int], list[dict[str, Any]]], tmp_path: Path
@@ -108,7 +107,6 @@ def train_by_hand() -> None:
             optimizer.zero_grad()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["Trainer", "by hand"])
 def test_steps_on_accelerates_own_accelerator_have_phases_and_speed(loop: str, tmp_path: Path) -> None:
     function, arguments = (train, (str(tmp_path), 4)) if loop == "Trainer" else (train_by_hand, ())

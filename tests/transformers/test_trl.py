@@ -44,7 +44,6 @@ def history(folder: str, is_sharded: bool) -> tuple[list[float], str]:
     return losses, type(trainer.accelerator.strategy).__module__
 
 
-@pytest.mark.slow
 def test_supervised_fine_tuning_has_the_same_losses_with_copies_and_shards(tmp_path) -> None:
     copied, sharded = (
         run_on_ranks(under_alias, 2, history, str(tmp_path / str(shards)), shards) for shards in (False, True)
