@@ -3,6 +3,7 @@
 import os
 import threading
 from contextlib import suppress
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from accelerate_nb.runtime.training.local_sgd import LocalSGD
 from tests.waiting import until
 
 SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all"}
-ENDLESS = 1_000_000
 
 
 def prepared(accelerator):
@@ -38,6 +38,25 @@ def report_step(folder, step):
         Path(folder, os.environ.get("RANK", "0")).touch()
 
 
+def acts(folder, act):
+    """Act again and again, and give the numbers from 0 on."""
+    for number in count():
+        act()
+        report_step(folder, number)
+        yield number
+
+
+def steps(folder, accelerator):
+    model, optimizer = prepared(accelerator)
+    return acts(folder, lambda: one_step(accelerator, model, optimizer))
+
+
+def at_the_stop(accelerator, numbers):
+    """The number at which this rank sees that a stop was requested, and those of all ranks."""
+    number = next(number for number in numbers if accelerator.stop_requested)
+    return number, accelerator.gather(torch.tensor([number])).tolist()
+
+
 def until_training(run, folder, ranks=2):
     until(lambda: len(list(folder.iterdir())) >= ranks, run)
 
@@ -53,14 +72,7 @@ def stopped(folder, function, *args, **settings):
 
 def looks(folder, accumulation):
     accelerator = Accelerator(gradient_accumulation_steps=accumulation)
-    model, optimizer = prepared(accelerator)
-    for step in range(ENDLESS):
-        one_step(accelerator, model, optimizer)
-        report_step(folder, step)
-        if accelerator.stop_requested:
-            total = accelerator.gather(torch.tensor([step]))
-            return step, total.tolist()
-    return None
+    return at_the_stop(accelerator, steps(folder, accelerator))
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -75,13 +87,10 @@ def test_a_function_that_looks_returns_what_it_has_after_the_same_step_on_all_ra
 
 
 def saves_on_an_interrupt(folder):
-    accelerator = Accelerator()
-    model, optimizer = prepared(accelerator)
-    step = 0
+    accelerator, step = Accelerator(), 0
     try:
-        for step in range(ENDLESS):
-            one_step(accelerator, model, optimizer)
-            report_step(folder, step)
+        for number in steps(folder, accelerator):
+            step = number
     except StopRequested:
         # it takes as long as it takes: the others wait here, for longer than the grace
         accelerator.wait_for_everyone()
@@ -104,35 +113,25 @@ def test_a_function_that_saves_on_an_interrupt_does_so_on_all_ranks_after_the_sa
 
 def one_rank_looks(folder):
     accelerator = Accelerator()
-    model, optimizer = prepared(accelerator)
-    for step in range(ENDLESS):
-        one_step(accelerator, model, optimizer)
-        report_step(folder, step)
-        if accelerator.is_main_process and accelerator.stop_requested:
-            return step
-    return None
+    made = steps(folder, accelerator)
+    return next(step for step in made if accelerator.is_main_process and accelerator.stop_requested)
 
 
 def without_a_model(folder):
     accelerator = Accelerator()
     optimizer = accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
     pause = threading.Event()
-    for step in range(ENDLESS):
-        optimizer.step()
-        report_step(folder, step)
+    for _ in acts(folder, optimizer.step):
         # the ranks are at different steps
         pause.wait(0.001 + 0.01 * accelerator.process_index)
-    return
 
 
 def averages_now_and_then(folder):
     accelerator = Accelerator()
     model, optimizer = prepared(accelerator)
     with LocalSGD(accelerator, model, local_sgd_steps=7) as local:
-        for step in range(ENDLESS):
-            one_step(accelerator, model, optimizer)
+        for _ in acts(folder, lambda: one_step(accelerator, model, optimizer)):
             local.step()
-            report_step(folder, step)
 
 
 @pytest.mark.parametrize("function", [one_rank_looks, without_a_model, averages_now_and_then])
@@ -148,13 +147,12 @@ def test_ranks_that_go_their_own_ways_end_after_the_same_step(tmp_path, function
 def evaluates(folder):
     accelerator = Accelerator()
     model = accelerator.prepare(torch.nn.Linear(4, 1))
-    for batch in range(ENDLESS):
-        with torch.no_grad():
-            accelerator.gather_for_metrics(model(torch.ones(2, 4)))
-        report_step(folder, batch)
-        if accelerator.stop_requested:
-            return batch, accelerator.gather(torch.tensor([batch])).tolist()
-    return None
+
+    @torch.no_grad()
+    def evaluate():
+        accelerator.gather_for_metrics(model(torch.ones(2, 4)))
+
+    return at_the_stop(accelerator, acts(folder, evaluate))
 
 
 def evaluates_after_training(folder):
@@ -170,13 +168,12 @@ def steps_with_an_optimizer_of_its_own(folder):
     accelerator = Accelerator()
     model = accelerator.prepare(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(ENDLESS):
+
+    def step():
         accelerator.backward(model(torch.ones(2, 4)).mean())
         optimizer.step()
-        report_step(folder, step)
-        if accelerator.stop_requested:
-            return step, accelerator.gather(torch.tensor([step])).tolist()
-    return None
+
+    return at_the_stop(accelerator, acts(folder, step))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -209,14 +206,9 @@ def test_ranks_that_do_not_wait_for_each_other_return_what_each_of_them_has(tmp_
 
 
 def only_the_main_process_looks(folder):
-    accelerator = Accelerator()
-    pause = threading.Event()
-    for step in range(ENDLESS):
-        report_step(folder, step)
-        pause.wait(0.01)
-        if accelerator.is_main_process and accelerator.stop_requested:
-            return step
-    return None
+    accelerator, pause = Accelerator(), threading.Event()
+    looks = acts(folder, lambda: pause.wait(0.01))
+    return next(look for look in looks if accelerator.is_main_process and accelerator.stop_requested)
 
 
 def looks_once(folder):
@@ -226,13 +218,9 @@ def looks_once(folder):
 
 def looks_at_odd_times(folder):
     accelerator = Accelerator()
-    for step in range(ENDLESS):
-        accelerator.wait_for_everyone()
-        found = [accelerator.stop_requested for _ in range(1 + accelerator.process_index)]
-        if any(found):
-            return step
-        report_step(folder, step)
-    return None
+    times = range(1 + accelerator.process_index)
+    met = acts(folder, accelerator.wait_for_everyone)
+    return next(number for number in met if sum(accelerator.stop_requested for _ in times))
 
 
 @pytest.mark.parametrize("function", [only_the_main_process_looks, looks_once, looks_at_odd_times])
@@ -247,9 +235,8 @@ def test_ranks_that_cannot_agree_on_a_look_end_all_the_same(tmp_path, function):
 def one_rank_has_no_more_steps(folder):
     accelerator = Accelerator()
     optimizer = accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
-    for step in range(ENDLESS if accelerator.is_main_process else 5):
-        optimizer.step()
-        report_step(folder, step)
+    for _ in islice(acts(folder, optimizer.step), None if accelerator.is_main_process else 5):
+        pass
     accelerator.wait_for_everyone()
 
 
@@ -286,7 +273,7 @@ def saves_slowly(folder):
     one_step(accelerator, model, optimizer)
     accelerator.save_state(Path(folder, "state"))
     done.touch()
-    for _ in range(ENDLESS):
+    for _ in count():
         one_step(accelerator, model, optimizer)
 
 
@@ -300,10 +287,7 @@ def test_a_rank_that_saves_is_not_cut_off(tmp_path):
 
 def fails_when_it_is_stopped(folder):
     accelerator = Accelerator()
-    model, optimizer = prepared(accelerator)
-    for step in range(ENDLESS):
-        one_step(accelerator, model, optimizer)
-        report_step(folder, step)
+    for _ in steps(folder, accelerator):
         if accelerator.stop_requested:
             raise OSError("no space left for what is to be saved")
 
