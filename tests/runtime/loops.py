@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -92,13 +92,13 @@ def train(make: Callable[..., Any], recipe: Recipe) -> Numbers:
 def train_by_hand(recipe: Recipe) -> Numbers:
     """The same training, written with nothing but PyTorch; its loader doesn't shuffle, and its length is even."""
     torch.manual_seed(0)
-    size = dist.get_world_size() if dist.is_initialized() else 1
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     model = net(recipe.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     schedule = schedule_of(recipe, optimizer)
-    data = samples(recipe.samples)
-    batches = None if size == 1 else BatchesOf(dist.get_rank(), size, recipe)
-    loader = DataLoader(data, batch_size=recipe.batch) if batches is None else DataLoader(data, batch_sampler=batches)
+    starts = range(0, recipe.samples, recipe.batch)[rank::size]
+    dealt = [list(range(start, start + recipe.batch)) for start in starts]
+    loader = DataLoader(samples(recipe.samples), batch_sampler=dealt)
     wrapped = model if size == 1 else DistributedDataParallel(model)
     scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision == "fp16")
     dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.precision]
@@ -129,26 +129,6 @@ def train_by_hand(recipe: Recipe) -> Numbers:
     return seen
 
 
-class BatchesOf:
-    """Every `size`-th batch, beginning with the `rank`-th: how batches are dealt out."""
-
-    def __init__(self, rank: int, size: int, recipe: Recipe) -> None:
-        self.batches = [list(range(start, start + recipe.batch)) for start in range(0, recipe.samples, recipe.batch)][
-            rank::size
-        ]
-
-    def __iter__(self) -> Any:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
 def flat(model: nn.Module) -> list[list[float]]:
     """All weights as plain numbers, which travel between processes and can be compared exactly."""
     return [parameter.detach().flatten().tolist() for parameter in model.parameters()]
-
-
-def same(tensor: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same bits."""
-    return tensor.shape == other.shape and bool(torch.equal(tensor, other))

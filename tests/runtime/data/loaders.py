@@ -40,6 +40,13 @@ class Stream(IterableDataset[Any]):
         return (self.numbers[index] for index in range(len(self.numbers)))
 
 
+class Sized(Stream):
+    """A stream that knows its length."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
 class Shuffled(Stream):
     """A stream that is shuffled anew in every epoch."""
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from tests.peers import Peer, under_both
-from tests.runtime.data.loaders import Numbers, Shuffled, Stream
+from tests.runtime.data.loaders import Numbers, Shuffled, Sized, Stream
 
 
 @dataclass(frozen=True)
@@ -38,29 +38,10 @@ class Case:
         return -(-(self.length % step) * world_size // step) in (0, world_size)
 
 
-class Sized(Stream):
-    """A stream that knows its length."""
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-
-class Batches:
+def batches(length: int) -> list[list[int]]:
     """Batches of one, two, one, two ... indices, as somebody wrote them."""
-
-    def __init__(self, length: int) -> None:
-        self.found: list[list[int]] = []
-        rest = list(range(length))
-        while rest:
-            count = 1 + len(self.found) % 2
-            self.found.append(rest[:count])
-            rest = rest[count:]
-
-    def __iter__(self) -> Any:
-        return iter([list(batch) for batch in self.found])
-
-    def __len__(self) -> int:
-        return len(self.found)
+    numbers = list(range(length))
+    return [numbers[start : start + 1 + start % 3] for start in range(length) if start % 3 < 2]
 
 
 def loader(case: Case) -> DataLoader[Any]:
@@ -81,7 +62,7 @@ def loader(case: Case) -> DataLoader[Any]:
             sampler = BatchSampler(SequentialSampler(data), case.size, case.drop)
             return DataLoader(List(case.length), sampler=sampler, batch_size=None)
         case "batches of any size":
-            return DataLoader(data, batch_sampler=Batches(case.length))
+            return DataLoader(data, batch_sampler=batches(case.length))
         case "stream":
             return DataLoader(Stream(case.length), case.size, drop_last=case.drop)
         case "stream with a length":

@@ -1,33 +1,23 @@
 """Each process is dealt what Hugging Face Accelerate deals it."""
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import accelerate.data_loader as theirs
 import pytest
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, SequentialSampler
 
 import accelerate_nb.data_loader as ours
 from accelerate_nb.errors import ConfigurationError
+from tests.runtime.data.loaders import Sized
 
 LENGTHS = [0, 1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 23, 24]
 
 
-class Custom:
-    """Batches of indices as somebody wrote them; with `batch_size` only where it is given."""
+class Pairs(list[list[int]]):
+    """Batches of at most two indices, as somebody wrote them."""
 
-    def __init__(self, batches: list[Any], batch_size: int | None = None) -> None:
-        self.batches = batches
-        if batch_size is not None:
-            self.batch_size = batch_size
-            self.drop_last = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([list(batch) if isinstance(batch, list) else batch for batch in self.batches])
-
-    def __len__(self) -> int:
-        return len(self.batches)
+    batch_size, drop_last = 2, False
 
 
 def shards(package: Any, make: Any, processes: int, **options: Any) -> list[tuple[int, list[Any]]]:
@@ -57,13 +47,12 @@ def test_batches_are_dealt_out_as_accelerate_does(processes: int, split: bool, e
 @pytest.mark.parametrize("batches", [[[0], [1, 2], [3, 4, 5], [6], [7, 8]], [[0, 1]], [[0], [1, 2]], []])
 def test_batches_of_unknown_size_are_dealt_out_whole(batches: list[list[int]], even: bool) -> None:
     for processes in (1, 2, 3):
-        mine = shards(ours, lambda: Custom(batches), processes, even_batches=even)
-        assert mine == shards(theirs, lambda: Custom(batches), processes, even_batches=even)
+        mine, their = (shards(item, lambda: batches, processes, even_batches=even) for item in (ours, theirs))
+        assert mine == their
 
 
 def test_a_short_batch_in_the_middle_is_dealt_out_too() -> None:
-    batches = [[0, 1], [2], [3, 4], [5, 6]]
-    found = shards(ours, lambda: Custom(batches, batch_size=2), 2, even_batches=False)
+    found = shards(ours, lambda: Pairs([[0, 1], [2], [3, 4], [5, 6]]), 2, even_batches=False)
     assert [shard for _, shard in found] == [[[0, 1], [3, 4]], [[2], [5, 6]]]
 
 
@@ -71,18 +60,7 @@ def test_a_batch_that_cannot_be_cut_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match=r"the batch size \(3\) needs to be a round multiple .* \(2\)"):
         ours.BatchSamplerShard(BatchSampler(range(4), 3, False), 2, 0, split_batches=True)
     with pytest.raises(ConfigurationError, match="doesn't say how large its batches are"):
-        ours.BatchSamplerShard(Custom([[0]]), 2, 0, split_batches=True)
-
-
-class Stream(IterableDataset):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.length))
-
-    def __len__(self) -> int:
-        return self.length
+        ours.BatchSamplerShard([[0]], 2, 0, split_batches=True)
 
 
 @pytest.mark.parametrize(("processes", "split", "drop"), list(product([1, 2, 3], *[[False, True]] * 2)))
@@ -92,7 +70,7 @@ def test_streams_are_dealt_out_as_accelerate_does(processes: int, split: bool, d
             continue
         for index in range(processes):
             options = (size, drop, processes, index, split)
-            mine, their = (package.IterableDatasetShard(Stream(length), *options) for package in (ours, theirs))
+            mine, their = (package.IterableDatasetShard(Sized(length), *options) for package in (ours, theirs))
             assert list(mine) == list(their), (length, size, index)
             assert len(mine) == len(list(mine))
             if not split:
@@ -100,5 +78,5 @@ def test_streams_are_dealt_out_as_accelerate_does(processes: int, split: bool, d
 
 
 def test_a_stream_of_whole_batches_is_dealt_out_in_turn() -> None:
-    found = [list(ours.IterableDatasetShard(Stream(5), None, False, 2, index)) for index in range(2)]
+    found = [list(ours.IterableDatasetShard(Sized(5), None, False, 2, index)) for index in range(2)]
     assert found == [[0, 2, 4], [1, 3, 0]]

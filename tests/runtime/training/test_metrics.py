@@ -223,16 +223,10 @@ def test_samples_that_workers_repeat_are_left_out_wherever_they_come() -> None:
         assert sorted(found) == sorted(numbers.get(name, OfWorkers(3, 6).numbers) * 2)
 
 
-class Grouped:
-    """Batches of at most 4 indices, the short one first, as a sampler that groups samples may give."""
+class Grouped(list[list[int]]):
+    """Batches of at most 4 indices, as a sampler that groups samples may give."""
 
     batch_size = 4
-
-    def __iter__(self) -> Any:
-        return iter([[0, 1, 2], [3, 4, 5, 6]])
-
-    def __len__(self) -> int:
-        return 2
 
 
 def last_of_each_loader() -> dict[str, list[Any]]:
@@ -245,7 +239,7 @@ def last_of_each_loader() -> dict[str, list[Any]]:
         "single samples": DataLoader(torch.arange(3)),
         "the rest dropped": DataLoader(torch.arange(7), batch_size=4, drop_last=True),
         "half of the data": DataLoader(torch.arange(11), batch_size=4, sampler=half),
-        "short batch first": DataLoader(torch.arange(7), batch_sampler=Grouped()),
+        "short batch first": DataLoader(torch.arange(7), batch_sampler=Grouped([[0, 1, 2], [3, 4, 5, 6]])),
         "read by a worker": DataLoader(torch.arange(7), batch_size=4, num_workers=1),
         "stream": DataLoader(Stream(7), batch_size=4),
     }
