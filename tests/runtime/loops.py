@@ -1,6 +1,6 @@
 """The training loops that are run with ours, with Hugging Face Accelerate and by hand, to compare their numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,16 @@ def samples(count: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(count, 8, generator=generator)
     return TensorDataset(inputs, inputs.sum(1, keepdim=True) + torch.randn(count, 1, generator=generator))
+
+
+class Streamed(IterableDataset[Any]):
+    """The same samples one after the other, whose number nobody is told."""
+
+    def __init__(self, count: int) -> None:
+        self.data = samples(count)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[index] for index in range(len(self.data)))
 
 
 def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Any:

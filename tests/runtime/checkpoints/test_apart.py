@@ -7,7 +7,8 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -100,28 +101,36 @@ def test_a_save_of_the_main_process_alone_is_not_taken_for_one_of_all(tmp_path: 
     assert "random_states_1.pkl" not in best
 
 
-def is_late(folder: str) -> tuple[list[str], list[str]]:
-    """Rank 1 comes to a save when the main process has gone on without it."""
+def is_late(folder: str) -> tuple[list[str], list[str], list[str]]:
+    """Rank 1 comes to a save when the main process has saved twice without it."""
     saver.JOIN_TIMEOUT, saver.SETTLE = 0.2, 0.2
     accelerator, _ = training(folder, False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if accelerator.is_main_process:
+        for _ in range(2 if accelerator.is_main_process else 0):
             accelerator.save_state(f"{folder}/last")
+        accelerator.wait_for_everyone()
+        alone = os.listdir(f"{folder}/last")
         accelerator.wait_for_everyone()
         if not accelerator.is_main_process:
             accelerator.save_state(f"{folder}/last")
     accelerator.wait_for_everyone()
     saver.RETURN_TIMEOUT = 30.0
     accelerator.save_state(f"{folder}/next")
-    return sorted(path.name for path in Path(folder, "next").iterdir()), [str(item.message) for item in caught]
+    return sorted(alone), sorted(os.listdir(f"{folder}/next")), [str(item.message) for item in caught]
 
 
-def test_a_rank_that_comes_to_a_save_when_it_is_over_goes_on_and_takes_part_in_the_next(tmp_path: Path) -> None:
-    (first, _), (second, messages) = run_on_ranks(is_late, 2, str(tmp_path))
+def test_a_save_on_the_main_process_alone_ends_as_with_accelerate_names_who_is_missing_and_late_ranks_take_part_in_the_next(
+    tmp_path: Path,
+) -> None:
+    (alone, first, (warned,)), (found, second, (told,)) = run_on_ranks(is_late, 2, str(tmp_path))
+    assert alone == found
+    assert "random_states_0.pkl" in alone
+    assert "random_states_1.pkl" not in alone
+    assert "not on rank 1" in warned
+    assert "rank 1 when the others had saved" in told
     assert first == second
     assert {"random_states_0.pkl", "random_states_1.pkl"} <= set(first)
-    assert "rank 1 when the others had saved" in messages[0]
     assert not (tmp_path / "last" / "random_states_1.pkl").exists()
 
 
@@ -233,13 +242,6 @@ def test_a_failed_save_is_an_error_on_every_process_leaves_the_former_one_and_th
         assert {f"random_states_{rank}.pkl" for rank in range(3)} <= set(names)
 
 
-class StoreOfARun(NamedTuple):
-    """What a channel asks of a world that has no group."""
-
-    store: Any
-    rank: int = 0
-
-
 def is_interrupted(folder: str, who: int) -> tuple[str, str]:
     accelerator, model = training(folder, False)
     accelerator.save_state(f"{folder}/last")
@@ -269,7 +271,7 @@ def test_an_interrupt_of_a_save_stays_one_and_the_others_are_not_left_waiting(
 
 def test_what_another_process_writes_into_the_store_of_saves_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "drawn by chance")
-    world: Any = StoreOfARun(HashStore())
+    world: Any = SimpleNamespace(store=HashStore(), rank=0)  # what a channel asks of a world that has no group
     plain = PrefixStore("accelerate_nb/checkpoint", world.store)
     channel = saver.SaveChannel(world)
     channel.put("1/over", "fine")

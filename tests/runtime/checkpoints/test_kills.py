@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.checkpoints import folders, manifest, saver, writer
+from accelerate_nb.runtime.checkpoints import folders, manifest, writer
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from tests.ranks import RanksFailed, run_on_ranks
 
@@ -56,6 +55,12 @@ def fill(model: nn.Module, value: float) -> None:
             parameter.fill_(value)
 
 
+def value_of(model: nn.Module) -> float:
+    """The mean of each parameter, which is one."""
+    (value,) = {parameter.mean().item() for parameter in model.parameters()}
+    return value
+
+
 def saves_and_dies(folder: str, moment: str, numbered: bool, rank: int, blocking: bool) -> None:
     accelerator, model = training(folder, numbered)
     path = None if numbered else f"{folder}/saved"
@@ -74,12 +79,11 @@ def saves_and_dies(folder: str, moment: str, numbered: bool, rank: int, blocking
 def finds(folder: str, numbered: bool, name: str = "saved", saves: bool = True) -> float:
     accelerator, model = training(folder, numbered)
     accelerator.load_state(None if numbered else f"{folder}/{name}")
-    values = {parameter.mean().item() for parameter in model.parameters()}
-    assert len(values) == 1
+    value = value_of(model)
     accelerator.project_configuration.iteration = 9
     if saves:  # what was left half-way is in nobody's way
         accelerator.save_state(None if numbered else f"{folder}/{name}")
-    return values.pop()
+    return value
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -182,27 +186,3 @@ def test_a_folder_that_can_not_be_listed_is_an_error_and_is_not_exchanged(
     monkeypatch.setattr(Path, "iterdir", is_secret)
     with pytest.raises(PermissionError):
         folders.CheckpointPaths.of(tmp_path)
-
-
-def saves_on_the_main_process_alone(folder: str) -> tuple[list[str], list[str]]:
-    saver.JOIN_TIMEOUT = 0.2
-    accelerator, _ = training(folder, False)
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            if accelerator.is_main_process:
-                accelerator.save_state(f"{folder}/saved")
-    accelerator.wait_for_everyone()
-    return sorted(path.name for path in Path(folder, "saved").iterdir()), [str(item.message) for item in given]
-
-
-def test_a_save_on_the_main_process_alone_ends_as_it_does_with_accelerate_and_reports_who_is_missing(
-    tmp_path: Path,
-) -> None:
-    (first, messages), (second, other_messages) = run_on_ranks(saves_on_the_main_process_alone, 2, str(tmp_path))
-    assert first == second
-    assert [item for item in messages if "not on rank 1" in item] == messages
-    assert len(messages) == 1
-    assert other_messages == []
-    assert "random_states_0.pkl" in first
-    assert "random_states_1.pkl" not in first

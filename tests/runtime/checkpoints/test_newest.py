@@ -11,7 +11,7 @@ from accelerate_nb.config.environment import attempt_variables
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import folders
 from tests.ranks import RanksFailed, run_on_ranks
-from tests.runtime.checkpoints.test_kills import fill, training
+from tests.runtime.checkpoints.test_kills import fill, training, value_of
 
 
 def save(folder: str, *values: float, numbered: bool = False) -> None:
@@ -26,7 +26,7 @@ def found(folder: str, *, numbered: bool = False, requested: str | None = None) 
     accelerator, model = training(folder or None, numbered, None)
     if not accelerator.resume(requested):
         return None
-    return next(model.parameters()).mean().item(), accelerator.project_configuration.iteration
+    return value_of(model), accelerator.project_configuration.iteration
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def finds_where_ranks_have_disks_of_their_own(folder: str, lost: bool) -> Any:
     unseen = ("at_1", "at_2") if lost else ("at_2",)
     folders._is_complete = lambda path: not (rank == 1 and path.name in unseen) and complete(path)
     assert accelerator.resume()
-    return next(model.parameters()).mean().item()
+    return value_of(model)
 
 
 def test_all_processes_go_on_from_the_same_one_and_where_one_has_none_that_is_an_error(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A training that is saved in the middle of an epoch goes on in new processes bit for bit, whatever reads its data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -9,30 +9,22 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
 from accelerate_nb.utils.dataclasses import DataLoaderConfiguration, DistributedDataParallelKwargs
 from tests.ranks import run_on_ranks
 from tests.runtime.checkpoints.test_checkpoint import Training
-from tests.runtime.loops import flat, samples
+from tests.runtime.loops import Streamed, flat, samples
 
 SAVE_AT = 5  # inside a window of two micro-steps, in the first epoch's middle
 
 
-class Stream(IterableDataset[Any]):
-    """Samples that come one after the other."""
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from samples(48)
+streamed = partial(DataLoader, Streamed(48), batch_size=3)
 
 
 def shuffled(batch_size: int = 3, **options: Any) -> DataLoader[Any]:
     return DataLoader(samples(48), batch_size=batch_size, shuffle=True, **options)
-
-
-def streamed() -> DataLoader[Any]:
-    return DataLoader(Stream(), batch_size=3)
 
 
 KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], DataLoaderConfiguration]] = {
