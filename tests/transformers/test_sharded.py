@@ -8,6 +8,7 @@ import torch
 
 from tests.hf_suite.alias import under_alias
 from tests.ranks import run_on_ranks
+from tests.runtime.strategies.tiny_llama import llama
 
 pytest.importorskip("transformers")
 
@@ -16,12 +17,8 @@ def history(
     folder: str, sharded: bool, resumes: bool = False, form: str = "FULL_STATE_DICT"
 ) -> tuple[list[float], list[float], str]:
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
-    )
     tokens = torch.randint(0, 32, (16, 8), generator=torch.Generator().manual_seed(1))
     blocks = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "state_dict_type": form}
     settings: dict[str, Any] = {"fsdp": "full_shard auto_wrap", "fsdp_config": blocks} if sharded else {}
@@ -29,9 +26,7 @@ def history(
         folder, use_cpu=True, per_device_train_batch_size=2, max_steps=4, save_steps=2, logging_steps=1,
         report_to=[], optim="sgd", learning_rate=0.1, disable_tqdm=True, **settings,
     )  # fmt: skip
-    trainer = Trainer(
-        LlamaForCausalLM(config), arguments, train_dataset=[{"input_ids": row, "labels": row} for row in tokens]
-    )
+    trainer = Trainer(llama(), arguments, train_dataset=[{"input_ids": row, "labels": row} for row in tokens])
     trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-2" if resumes else None)
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     strategy = type(trainer.accelerator.strategy).__name__

@@ -26,11 +26,8 @@ def train(folder: str, per_device_batch: int) -> dict[str, Any]:
         folder, max_steps=STEPS, per_device_train_batch_size=per_device_batch, learning_rate=1e-2, logging_steps=5,
         save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0
-        )
-    )
+    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0))
     trainer = Trainer(model, arguments, train_dataset=[{"input_ids": item, "labels": item} for item in counting])
     trainer.train()
     return {
@@ -54,24 +51,19 @@ def train_with_ours(folder: str, per_device_batch: int) -> dict[str, Any]:
     return train(folder, per_device_batch)
 
 
-def launched(folder: str, processes: int) -> list[dict[str, Any]]:
+def launched(folder: str, processes: int) -> Any:
     """Trained in workers of this package's launcher, with Hugging Face's own Accelerate."""
-    per_device_batch = AT_ONCE // processes
-    found: list[dict[str, Any]] = notebook_launcher(
-        train, (folder, per_device_batch), num_processes=processes, cpu=True, results="all", timeout=90
-    )
-    return found
+    arguments, options = (folder, AT_ONCE // processes), {"cpu": True, "results": "all", "timeout": 90}
+    return notebook_launcher(train, arguments, num_processes=processes, **options)
 
 
-def aliased(folder: str, processes: int) -> list[dict[str, Any]]:
+def aliased(folder: str, processes: int) -> Any:
     """Trained with this package in the place of Accelerate."""
     return run_on_ranks(under_alias, processes, train_with_ours, folder, AT_ONCE // processes)
 
 
 @pytest.mark.parametrize("way", [launched, aliased])
-def test_the_trainer_learns_the_same_on_two_processes(
-    way: Callable[[str, int], list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_the_trainer_learns_the_same_on_two_processes(way: Callable[[str, int], Any], tmp_path: Path) -> None:
     ranks = way(str(tmp_path), 2)
     assert [rank["rank"] for rank in ranks] == [0, 1]
     assert [rank["world"] for rank in ranks] == [rank["accelerate"] for rank in ranks] == [2, 2]
