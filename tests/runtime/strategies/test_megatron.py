@@ -82,7 +82,7 @@ def test_arguments_of_a_person_go_before_the_defaults() -> None:
         process_index=0,
         num_processes=1,
         world=SimpleNamespace(mesh=mesh),
-        strategy=SimpleNamespace(precision=precision),
+        strategy=SimpleNamespace(precision=precision, megatron_lm_plugin=ours.MegatronLMPlugin()),
     )
     initialize(accelerator, with_other_defaults, {"orig_vocab_size": 8, "split": "2,1,1"})
     assert (get_args().seed, get_args().split) == (7, "2,1,1")

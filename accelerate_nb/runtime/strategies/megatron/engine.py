@@ -25,9 +25,28 @@ from accelerate_nb.runtime.world.mesh import Mesh
 def check(parts: Sequence[Any], mesh: Mesh, plugin: MegatronLMPlugin, dtype: torch.dtype) -> None:
     """Raise a `ConfigurationError` for parts of a model that can't train; stages send numbers of `dtype` where a model says no other."""
     for part in parts:
-        _check_degrees(part, mesh, plugin)
-        if mesh.pp > 1 and part.config.pipeline_dtype is None:
-            part.config.pipeline_dtype = dtype
+        config: Any = getattr(part, "config", None)
+        if not hasattr(config, "tensor_model_parallel_size"):
+            raise ConfigurationError(
+                f"A {type(part).__name__} was prepared for Megatron, but it is no model of megatron-core. Build one, such as GPTModel, "
+                "with a TransformerConfig, after the Accelerator was made, or give a model of transformers to accelerator.prepare(...)."
+            )
+        degrees = {
+            "tensor_model_parallel_size": mesh.tp,
+            "pipeline_model_parallel_size": mesh.pp,
+            "context_parallel_size": mesh.cp,
+            "expert_model_parallel_size": plugin.expert_model_parallel_size,
+            "sequence_parallel": config.sequence_parallel or plugin.sequence_parallelism,
+        }
+        if config.num_moe_experts is not None:
+            degrees["expert_tensor_parallel_size"] = plugin.expert_tensor_parallel_size
+        for name, wanted in degrees.items():
+            if (value := getattr(config, name)) != wanted:
+                raise ConfigurationError(
+                    f"TransformerConfig({name}={value}) was found in a model that is prepared on {mesh}. Build it with {name}={wanted}."
+                )
+        if mesh.pp > 1 and config.pipeline_dtype is None:
+            config.pipeline_dtype = dtype
     config = parts[0].config
     if len(parts) > 1 and config.virtual_pipeline_model_parallel_size != len(parts):
         raise ConfigurationError(
@@ -42,27 +61,11 @@ def check(parts: Sequence[Any], mesh: Mesh, plugin: MegatronLMPlugin, dtype: tor
         )
 
 
-def _check_degrees(model: Any, mesh: Mesh, plugin: MegatronLMPlugin) -> None:
-    config: Any = getattr(model, "config", None)
-    if not hasattr(config, "tensor_model_parallel_size"):
-        raise ConfigurationError(
-            f"A {type(model).__name__} was prepared for Megatron, but it is no model of megatron-core. Build one, such as GPTModel, "
-            "with a TransformerConfig, after the Accelerator was made, or give a model of transformers to accelerator.prepare(...)."
-        )
-    degrees = {
-        "tensor_model_parallel_size": mesh.tp,
-        "pipeline_model_parallel_size": mesh.pp,
-        "context_parallel_size": mesh.cp,
-        "expert_model_parallel_size": plugin.expert_model_parallel_size,
-        "sequence_parallel": config.sequence_parallel or plugin.sequence_parallelism,
-    }
-    if config.num_moe_experts is not None:
-        degrees["expert_tensor_parallel_size"] = plugin.expert_tensor_parallel_size
-    for name, wanted in degrees.items():
-        if (value := getattr(config, name)) != wanted:
-            raise ConfigurationError(
-                f"TransformerConfig({name}={value}) was found in a model that is prepared on {mesh}. Build it with {name}={wanted}."
-            )
+def innermost(chunk: Module) -> Module:
+    """A part of a model inside of what is put around it, whether Megatron or a person does."""
+    while isinstance(inner := getattr(chunk, "module", None), Module):
+        chunk = inner
+    return chunk
 
 
 class MegatronModel(ModelWrapper):
@@ -93,7 +96,8 @@ class MegatronModel(ModelWrapper):
         """The model's output; in a pipeline without a backward, since its gradients come by `Accelerator.train_step`."""
         from megatron.core import parallel_state
 
-        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        if stages == 1:
             return self.chunks[0](*arguments, **keywords)
         if torch.is_grad_enabled():
             raise StateError(
@@ -101,7 +105,7 @@ class MegatronModel(ModelWrapper):
                 "accelerator.train_step(model, ...) to train, or the model inside of torch.no_grad()."
             )
         # interleaved stages take no fewer parts than there are stages: each all of a batch that they do not divide
-        count = parallel_state.get_pipeline_model_parallel_world_size() if len(self.chunks) > 1 else 1
+        count = stages if len(self.chunks) > 1 else 1
         inputs = (arguments, keywords)
         is_divided = batch_size(inputs) % count == 0
         parts = microbatches((inputs, None), count) if is_divided else [(inputs, None)] * count
@@ -239,7 +243,7 @@ class MegatronEngine(MegatronModel):
 
     def __init__(self, accelerator: Any, model: Sequence[Any], optimizer: Any, scheduler: Any) -> None:
         args, plugin = train_steps.get_args(), accelerator.state.megatron_lm_plugin
-        inner = [train_steps.innermost(chunk) for chunk in model]
+        inner = [innermost(chunk) for chunk in model]
         super().__init__(inner[0] if len(inner) == 1 else ModuleList(inner), model, plugin.num_micro_batches)
         self.__dict__["accelerator"] = accelerator
         self.optimizer, self.scheduler = optimizer, scheduler

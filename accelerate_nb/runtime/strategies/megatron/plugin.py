@@ -22,7 +22,7 @@ _PASSED_ON = (
     *("DDP_impl", "pipeline_model_parallel_split_rank", "num_layers_per_virtual_pipeline_stage", "consumed_samples"),
     *("no_wd_decay_cond", "scale_lr_cond", "lr_mult", "megatron_dataset_flag", "eval_iters", "eval_interval"),
 )
-OF_SCHEDULES = (
+_OF_SCHEDULES = (
     *("train_iters", "lr_warmup_iters", "train_samples", "lr_warmup_samples", "lr_decay_iters", "lr_decay_samples"),
     *("lr_warmup_fraction", "lr_decay_style", "weight_decay_incr_style", "start_weight_decay", "end_weight_decay"),
     "min_lr",
@@ -172,7 +172,7 @@ class MegatronLMPlugin(megatron.MegatronOptions):
                     "Ignoring `lr_warmup_samples` as `lr_warmup_iters` based on scheduler is being used for training. Pass one of them."
                 )
             self.lr_warmup_samples = 0
-        self.megatron_lm_default_args.update({name: getattr(self, name) for name in OF_SCHEDULES})
+        self.megatron_lm_default_args.update({name: getattr(self, name) for name in _OF_SCHEDULES})
 
     def set_tensorboard_logging_options(self) -> None:
         """Log whatever can be logged; an `Accelerator`'s trackers do, so that there is nothing to set here."""
@@ -191,35 +191,30 @@ def refuse_unused(plugin: MegatronLMPlugin, *, by_engine: bool = False) -> None:
         )
 
 
-def _length(plugin: Any, batch_data: Any, longest: int) -> int:
-    """The length of sequences: the plugin's, a batch's, or the longest that the model takes."""
-    if plugin.seq_length is not None and plugin.decoder_seq_length is not None:
-        warn_user("Both `seq_length` and `decoder_seq_length` are set. Using `decoder_seq_length`. Pass one of them.")
-    given = plugin.decoder_seq_length or plugin.seq_length
-    return int(given or (longest if batch_data is None else batch_data["input_ids"].shape[1]))
-
-
 def parse_gpt2_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> None:
     """Read the sizes of a GPT-2."""
-    config = model.config
-    megatron_lm_plugin.seq_length = _length(megatron_lm_plugin, batch_data, config.n_positions)
+    plugin, config = megatron_lm_plugin, model.config
+    if plugin.seq_length is not None and plugin.decoder_seq_length is not None:
+        warn_user("Both `seq_length` and `decoder_seq_length` are set. Using `decoder_seq_length`. Pass one of them.")
+    length = plugin.decoder_seq_length or plugin.seq_length
     sizes = (config.n_layer, config.n_embd, config.n_head, config.n_positions)
-    _take_sizes(megatron_lm_plugin, config, sizes, "GPT2BPETokenizer")
+    _take_sizes(plugin, config, batch_data, length, sizes, "GPT2BPETokenizer")
 
 
 def parse_llama_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> None:
     """Read the sizes of a Llama."""
-    config = model.config
-    longest = config.max_position_embeddings
-    if megatron_lm_plugin.seq_length is None:
-        own = getattr(config, "max_sequence_length", None)
-        megatron_lm_plugin.seq_length = own or _length(megatron_lm_plugin, batch_data, longest)
-    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, longest)
-    _take_sizes(megatron_lm_plugin, config, sizes, "Llama2Tokenizer")
+    plugin, config = megatron_lm_plugin, model.config
+    length = plugin.seq_length or getattr(config, "max_sequence_length", None) or plugin.decoder_seq_length
+    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.max_position_embeddings)
+    _take_sizes(plugin, config, batch_data, length, sizes, "Llama2Tokenizer")
 
 
-def _take_sizes(plugin: Any, config: Any, sizes: tuple[int, int, int, int], tokenizer: str) -> None:
+def _take_sizes(
+    plugin: Any, config: Any, batch_data: Any, length: int | None, sizes: tuple[int, ...], tokenizer: str
+) -> None:
+    """Note the sizes, and a length of sequences: the given one, a batch's, or the longest that the model takes."""
     names = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+    plugin.seq_length = int(length or (sizes[-1] if batch_data is None else batch_data["input_ids"].shape[1]))
     plugin.megatron_lm_default_args.update(
         seq_length=plugin.seq_length,
         return_logits=plugin.return_logits,

@@ -1,6 +1,7 @@
 """The loaders, optimizers and schedules of an engine under Accelerate's names, and the engine that becomes of one call of prepare."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,9 @@ from accelerate_nb.runtime.data.adapter import loader_arguments
 from accelerate_nb.runtime.strategies.base import PrepareCall
 from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
 from accelerate_nb.runtime.strategies.megatron.conversion import ConvertedWeights, architecture_of, is_converted
-from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, check
-from accelerate_nb.runtime.strategies.megatron.plugin import OF_SCHEDULES, refuse_unused
-from accelerate_nb.runtime.strategies.megatron.train_steps import chunks, get_args, initialize, innermost
+from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, check, innermost
+from accelerate_nb.runtime.strategies.megatron.plugin import refuse_unused
+from accelerate_nb.runtime.strategies.megatron.train_steps import get_args, initialize, model_provider_func, stages
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.user_warnings import warn_user
 
@@ -179,22 +180,26 @@ def prepare_model_optimizer_scheduler(accelerator: Any) -> tuple[list[Any], Opti
     The plugin's `custom_model_provider_function(pre_process, post_process)` builds a part where there is one, and its
     `custom_prepare_model_function(provider)` all parts. Without `train_iters` or `train_samples` there is no schedule.
     """
-    plugin = accelerator.state.megatron_lm_plugin
-    provider = plugin.custom_model_provider_function
-    if plugin.custom_prepare_model_function is None:
-        parts = chunks(provider)
-    elif provider is None:
-        raise ConfigurationError(
-            "You must provide a `custom_model_provider_function` when using a `custom_prepare_model_function`. Pass both."
-        )
-    else:
+    args, plugin, strategy = get_args(), accelerator.state.megatron_lm_plugin, accelerator.strategy
+    provider, count = plugin.custom_model_provider_function, args.virtual_pipeline_model_parallel_size
+    if plugin.custom_prepare_model_function is not None:
+        if provider is None:
+            raise ConfigurationError(
+                "You must provide a `custom_model_provider_function` when using a `custom_prepare_model_function`. Pass both."
+            )
         made = plugin.custom_prepare_model_function(provider)
         parts = [innermost(part) for part in (made if isinstance(made, (list, tuple)) else [made])]
-    strategy = accelerator.strategy
+    elif count is not None and provider is not None and "vp_stage" not in signature(provider).parameters:
+        raise ConfigurationError(
+            "num_layers_per_virtual_pipeline_stage was requested with a custom_model_provider_function that takes no vp_stage. Give it "
+            "one, the number of the part on this process, or leave the setting out."
+        )
+    else:
+        parts = stages(provider or model_provider_func, count)
     check(parts, accelerator.world.mesh, plugin, strategy.precision.dtype)
     model = strategy.trained_chunks(parts)
-    get_args().model_len = len(model)
-    optimizer = None if getattr(get_args(), "optimizer", None) is None else prepare_optimizer(accelerator, model)
+    args.model_len = len(model)
+    optimizer = None if args.optimizer is None else prepare_optimizer(accelerator, model)
     schedule = None if optimizer is None else prepare_scheduler(accelerator, optimizer, None)
     return model, optimizer, schedule
 
@@ -207,14 +212,11 @@ def prepare_optimizer(accelerator: Any, model: Iterable[Module]) -> Optimizer:  
     `scale_lr_cond(name, weight)` learn `lr_mult` times as fast.
     """
     args = get_args()
-    no_decay = getattr(args, "no_wd_decay_cond", None) or (
-        lambda name, weight: name.endswith(".bias") or weight.ndim == 1
-    )
-    scaled = getattr(args, "scale_lr_cond", None)
+    no_decay = args.no_wd_decay_cond or (lambda name, weight: name.endswith(".bias") or weight.ndim == 1)
     found: dict[tuple[float, float], list[Tensor]] = {}
     for name, weight in chain.from_iterable(part.named_parameters() for part in model):
         if weight.requires_grad:
-            factor = args.lr_mult if scaled is not None and scaled(name, weight) else 1.0
+            factor = args.lr_mult if args.scale_lr_cond is not None and args.scale_lr_cond(name, weight) else 1.0
             found.setdefault((0.0 if no_decay(name, weight) else 1.0, factor), []).append(weight)
     groups = [
         {
@@ -373,17 +375,13 @@ def engine_of(call: PrepareCall) -> MegatronEngine:
         plugin.set_scheduler_args(schedule)
     architecture = architecture_of(model.config)
     end = getattr(model.config, "eos_token_id", None)
-    of_schedules = {name: getattr(plugin, name) for name in OF_SCHEDULES}
     is_of_megatron = any(isinstance(item, MegatronLMDummyDataLoader) for item in objects)
     arguments = {
         **architecture.settings,
         "architecture": architecture,
         # the first of several tokens that end a text
         "eos_token_id": end[0] if isinstance(end, list) else end,
-        **{name: value for name, value in of_schedules.items() if value is not None},
         **plugin.megatron_lm_default_args,
-        "recompute_activations": plugin.recompute_activations,
-        "num_layers_per_virtual_pipeline_stage": plugin.num_layers_per_virtual_pipeline_stage,
         "megatron_dataset_flag": is_of_megatron or plugin.megatron_dataset_flag,
         **(plugin.other_megatron_args or {}),
     }

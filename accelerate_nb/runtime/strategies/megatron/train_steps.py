@@ -1,6 +1,5 @@
 """The arguments of a training by the engine under Megatron-LM's names, the model that they describe, and the step on its batches."""
 
-import inspect
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
@@ -23,30 +22,22 @@ _DEFAULTS: dict[str, Any] = {
     # of a model
     "architecture": None,
     "model_return_dict": False,
-    "return_logits": False,
     "make_vocab_size_divisible_by": 1,
+    "padded_vocab_size": None,
     "transformer_impl": "local",
     # of a batch
-    "megatron_dataset_flag": False,
     "eos_token_id": None,
     "reset_position_ids": False,
     "reset_attention_mask": False,
-    "eod_mask_loss": False,
-    "seq_length": None,
     "data_path": None,
     "split": "969, 30, 1",
     "data_cache_path": None,
     "check_for_nan_in_loss_and_grad": False,
-    # of a schedule
-    **dict.fromkeys(("train_iters", "train_samples", "lr_warmup_fraction", "lr_decay_iters", "lr_decay_samples")),
-    **dict.fromkeys(("lr_warmup_init", "lr_warmup_iters", "lr_warmup_samples", "min_lr", "weight_decay"), 0.0),
-    "lr_decay_style": "linear",
-    "lr_wsd_decay_iters": None,
-    "lr_wsd_decay_samples": None,
+    # of an optimizer and a schedule
+    "optimizer": None,
+    **dict.fromkeys(("lr_warmup_init", "weight_decay"), 0.0),
+    **dict.fromkeys(("lr_wsd_decay_iters", "lr_wsd_decay_samples")),
     "lr_wsd_decay_style": "exponential",
-    "weight_decay_incr_style": "constant",
-    "start_weight_decay": None,
-    "end_weight_decay": None,
 }
 # Arguments that have the name of a field of a `TransformerConfig`, and do not mean it, or are the strategy's.
 _NOT_FIELDS = frozenset(
@@ -79,27 +70,28 @@ def initialize(
     args_defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """
-    Begin a training with these arguments, which `get_args()` returns from now on.
+    Begin a training with the plugin's settings and these arguments, which `get_args()` returns from now on.
 
     `extra_args_provider` adds arguments of its own, with their defaults, to a parser. The groups of processes are the `Accelerator`'s.
     """
     extra = {}
     if extra_args_provider is not None:
         extra = vars(extra_args_provider(ArgumentParser(allow_abbrev=False)).parse_known_args([])[0])
-    arguments = Namespace(**{**_DEFAULTS, **extra, **(args_defaults or {})})
+    plugin = accelerator.strategy.megatron_lm_plugin
+    settings = {field.name: getattr(plugin, field.name) for field in fields(plugin)}
+    arguments = Namespace(**{**_DEFAULTS, **settings, **extra, **(args_defaults or {})})
     mesh = accelerator.world.mesh
     arguments.tensor_model_parallel_size = mesh.tp
     arguments.pipeline_model_parallel_size = mesh.pp
     arguments.context_parallel_size = mesh.cp
     arguments.rank, arguments.world_size = accelerator.process_index, accelerator.num_processes
     arguments.params_dtype = accelerator.strategy.precision.dtype
-    if getattr(arguments, "padded_vocab_size", None) is None:
+    if arguments.padded_vocab_size is None:
         # with the rows that make parts of it equal
         multiple = arguments.make_vocab_size_divisible_by * mesh.tp
         arguments.padded_vocab_size = -(-arguments.orig_vocab_size // multiple) * multiple
     arguments.virtual_pipeline_model_parallel_size = None
-    layers = getattr(arguments, "num_layers_per_virtual_pipeline_stage", None)
-    if layers is not None:
+    if (layers := arguments.num_layers_per_virtual_pipeline_stage) is not None:
         if mesh.pp == 1 or arguments.num_layers % (mesh.pp * layers):
             raise ConfigurationError(
                 f"num_layers_per_virtual_pipeline_stage={layers} was requested for {arguments.num_layers} layers in {mesh.pp} stages, which "
@@ -123,17 +115,11 @@ def finish_mpu_init() -> None:
 def stages(provider: Callable[..., Module], count: int | None) -> list[Module]:
     """The parts of a model on this process, `count` where stages are interleaved: `provider(is_first, is_last)`, with `vp_stage=` then."""
     from megatron.core import parallel_state
-    from megatron.core.pipeline_parallel.utils import is_vp_first_stage, is_vp_last_stage
 
     is_first, is_last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
     if count is None:
         return [provider(is_first, is_last)]
-    return [
-        provider(
-            is_first and is_vp_first_stage(stage, count), is_last and is_vp_last_stage(stage, count), vp_stage=stage
-        )
-        for stage in range(count)
-    ]
+    return [provider(is_first and stage == 0, is_last and stage == count - 1, vp_stage=stage) for stage in range(count)]
 
 
 def build_part(
@@ -143,7 +129,7 @@ def build_part(
     layer_spec: Any,
     is_first: bool,
     is_last: bool,
-    vp_stage: int | None,
+    vp_stage: int | None = None,
 ) -> Module:
     """A part of a `GPTModel`, of megatron-core's own layers without a `layer_spec`."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -197,17 +183,6 @@ def model_provider_func(
     return build_part(arguments, args.padded_vocab_size, config, layers, pre_process, post_process, vp_stage)
 
 
-def chunks(provider: Callable[..., Module] | None) -> list[Module]:
-    """The consecutive parts of a model on this process, each as `provider(pre_process, post_process)` builds it, or the arguments."""
-    count = get_args().virtual_pipeline_model_parallel_size
-    if count is not None and provider is not None and "vp_stage" not in inspect.signature(provider).parameters:
-        raise ConfigurationError(
-            "num_layers_per_virtual_pipeline_stage was requested with a custom_model_provider_function that takes no vp_stage. Give it "
-            "one, the number of the part on this process, or leave the setting out."
-        )
-    return stages(model_provider_func if provider is None else provider, count)
-
-
 def _transformer_config(args: Namespace) -> Any:
     """The `TransformerConfig` of the arguments: whichever have the name of one of its fields, and what Megatron-LM makes of others."""
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -224,22 +199,15 @@ def _transformer_config(args: Namespace) -> Any:
         "use_cpu_initialization": not has_gpu,
         "pipeline_dtype": args.params_dtype,
         **{name: value for name, value in vars(args).items() if name in names},
-        "num_layers_in_last_pipeline_stage": getattr(args, "decoder_last_pipeline_num_layers", None),
+        "num_layers_in_last_pipeline_stage": args.decoder_last_pipeline_num_layers,
     }
-    if getattr(args, "recompute_activations", False):
+    if args.recompute_activations:
         recomputed = ("recompute_granularity", "recompute_method", "recompute_num_layers")
         settings.update({name: getattr(args, name) for name in recomputed})
     if args.virtual_pipeline_model_parallel_size is not None and args.pipeline_model_parallel_size == 2:
         # messages of a stage to the next and to the former one go to the same process, and would be mixed up
         settings.update(overlap_p2p_comm=True, batch_p2p_comm=False)
     return TransformerConfig(**settings)
-
-
-def innermost(chunk: Module) -> Module:
-    """A part of a model inside of what Megatron puts around it."""
-    while isinstance(inner := getattr(chunk, "module", None), Module):
-        chunk = inner
-    return chunk
 
 
 def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Tensor:
