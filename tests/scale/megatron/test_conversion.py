@@ -199,8 +199,8 @@ def test_what_is_not_converted_is_refused_by_name() -> None:
         "sequence_parallel was requested with megatron-core's own layers",
         "the type 'bert'",
         "it lacks 1, such as output_layer.weight",
-        f"has {WORDS} words",
-        "which are 192 rows, but a layer of the model of Megatron has 96",
+        "vocab_size=1000 was passed, which are 1000 rows, but embedding.word_embeddings.weight of the model of Megatron has 65",
+        "which are 192 rows, but decoder.layers.0.self_attention.linear_qkv.weight of the model of Megatron has 96",
     ]
     (found,) = run_on_ranks(refused, 1, limit=LIMIT)
     assert all(text in message for text, message in zip(texts, found, strict=True)), found

@@ -19,57 +19,14 @@ from accelerate_nb.runtime.training.unwrap import bare
 
 
 @dataclass(frozen=True)
-class Words:
-    """A row for each word; rows beyond `size`, for equal parts, repeat the last word's, as Megatron-LM's converters have it."""
+class Rows:
+    """The row of transformers for each of Megatron's, of tensors of `sizes` rows one after the other, as a configuration with `described` has them."""
 
-    # rows of zeros would win over words whose logits are all negative, as those of GPT-2 are
-
-    size: int
-    padded_size: int
-
-    def join(self, rows: Tensor) -> Tensor:
-        """Megatron's rows, of those of transformers."""
-        padding = self.padded_size - rows.shape[0]
-        return torch.cat([rows, rows[-1:].expand(padding, -1)]) if padding else rows
-
-    def split(self, tensor: Tensor) -> list[Tensor]:
-        """The rows of transformers, of Megatron's."""
-        if tensor.shape[0] < self.size:
-            raise ConfigurationError(
-                f"A configuration with vocab_size={self.size} was passed, but the model of Megatron has {tensor.shape[0]} words. Pass the "
-                "configuration of the model that it was made of."
-            )
-        return [tensor[: self.size]]
-
-
-@dataclass(frozen=True)
-class QueriesKeysValues:
-    """Rows of queries, keys and values, one after the other in transformers; Megatron has a group of heads after the other."""
-
-    heads: int
-    groups: int
-    channels: int
-
-    def join(self, rows: Tensor) -> Tensor:
-        """Megatron's rows, of those of transformers."""
-        parts = rows.split(self._counts)
-        return torch.cat([part.view(self.groups, -1, *rows.shape[1:]) for part in parts], 1).flatten(0, 1)
-
-    def split(self, tensor: Tensor) -> list[Tensor]:
-        """The queries, the keys and the values of transformers, of Megatron's rows."""
-        if tensor.shape[0] != sum(self._counts):
-            raise ConfigurationError(
-                f"A configuration with {self.heads} heads of {self.channels} channels and {self.groups} of keys was passed, which are "
-                f"{sum(self._counts)} rows, but a layer of the model of Megatron has {tensor.shape[0]}. Pass the configuration of the model "
-                "that it was made of."
-            )
-        counts = [count // self.groups for count in self._counts]
-        parts = tensor.view(self.groups, -1, *tensor.shape[1:]).split(counts, 1)
-        return [part.flatten(0, 1) for part in parts]
-
-    @property
-    def _counts(self) -> list[int]:
-        return [count * self.channels for count in (self.heads, self.groups, self.groups)]
+    order: Tensor
+    sizes: list[int]
+    described: str
+    # whether Megatron may have further ones, for equal parts
+    is_padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +35,7 @@ class ConvertedWeight:
 
     name: str
     sources: tuple[str, ...]
-    rows: Words | QueriesKeysValues | None = None
+    rows: Rows | None = None
     is_transposed: bool = False
     tied: str | None = None
 
@@ -90,14 +47,21 @@ class ConvertedWeight:
     def join(self, source: Mapping[str, Tensor]) -> Tensor:
         """Megatron's tensor, of weights of transformers."""
         tensors = [source[name].detach() for name in self.sources]
-        rows = torch.cat([tensor.t() if self.is_transposed else tensor for tensor in tensors])
-        return rows if self.rows is None else self.rows.join(rows)
+        joined = torch.cat([tensor.t() if self.is_transposed else tensor for tensor in tensors])
+        return joined if self.rows is None else joined[self.rows.order.to(joined.device)]
 
     def split(self, tensor: Tensor) -> dict[str, Tensor]:
         """The tensors of transformers by their names, of Megatron's; each has memory of its own."""
-        parts = tensor.chunk(len(self.sources)) if self.rows is None else self.rows.split(tensor)
-        if len(parts) > len(self.sources):
-            parts = [torch.cat(parts)]
+        parts: Sequence[Tensor] = tensor.chunk(len(self.sources))
+        if self.rows is not None:
+            count = sum(self.rows.sizes)
+            if len(tensor) < count or (len(tensor) > count and not self.rows.is_padded):
+                raise ConfigurationError(
+                    f"A configuration with {self.rows.described} was passed, which are {count} rows, but {self.name} of the model of Megatron "
+                    f"has {len(tensor)}. Pass the configuration of the model that it was made of."
+                )
+            # the first of equal rows
+            parts = tensor[self.rows.order.argsort(stable=True)[:count]].split(self.rows.sizes)
         found = [(part.t() if self.is_transposed else part).contiguous().clone() for part in parts]
         return dict(zip(self.names, found if self.tied is None else found * 2, strict=True))
 
@@ -154,16 +118,26 @@ class Architecture:
         """The complete weights, for so many rows of words."""
         heads = self.settings["num_attention_heads"]
         channels = self.settings.get("kv_channels", self.settings["hidden_size"] // heads)
-        of_heads = QueriesKeysValues(heads, self.settings.get("num_query_groups", heads), channels)
+        groups = self.settings.get("num_query_groups", heads)
+        # queries, keys and values stand one after the other in transformers; Megatron has a group of heads after the other
+        counts = [count * channels for count in (heads, groups, groups)]
+        of_kinds = torch.arange(sum(counts)).split(counts)
+        of_heads = torch.cat([part.view(groups, -1) for part in of_kinds], 1).flatten()
+        described = f"{heads} heads of {channels} channels and {groups} of keys"
+        # rows for equal parts repeat the last word's, as Megatron-LM's converters have it: zeros would win over words whose logits are
+        # all negative, as those of GPT-2 are
+        of_words = torch.arange(words).clamp(max=self.vocab_size - 1)
         parts = ("weight", "bias") if self.settings.get("add_bias_linear", True) else ("weight",)
         is_tied = self.arguments["share_embeddings_and_output_weights"]
         found = []
         for name, sources in self.names.items():
             if is_tied and name == "output_layer.weight":
                 continue
-            rows: Words | QueriesKeysValues | None = of_heads if name.endswith("linear_qkv.*") else None
-            if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-                rows = Words(self.vocab_size, words)
+            rows = None
+            if name.endswith("linear_qkv.*"):
+                rows = Rows(of_heads, counts if len(sources) > 1 else [sum(counts)], described)
+            elif name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+                rows = Rows(of_words, [self.vocab_size], f"vocab_size={self.vocab_size}", is_padded=True)
             tied = "lm_head.weight" if is_tied and name == "embedding.word_embeddings.weight" else None
             layers = range(self.settings["num_layers"]) if "#" in name else range(1)
             for layer, part in product(layers, parts if "*" in name else parts[:1]):
@@ -353,12 +327,8 @@ def megatron_from_transformers(
             **settings,
         }
     )
-    parts = stages(
-        lambda is_first, is_last, vp_stage=None: build_part(
-            architecture.arguments, words, described, layer_spec, is_first, is_last, vp_stage
-        ),
-        described.virtual_pipeline_model_parallel_size,
-    )
+    provider = partial(build_part, architecture.arguments, words, described, layer_spec)
+    parts = stages(provider, described.virtual_pipeline_model_parallel_size)
     first: Any = parts[0]
     if first.pre_process and "hidden_dropout" not in settings:
         # Megatron takes that of layers for embeddings, too, which have a probability of their own
