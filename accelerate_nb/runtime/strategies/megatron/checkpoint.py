@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -41,20 +41,25 @@ def parts_of(model: Module) -> list[Any]:
     return list(model) if isinstance(model, ModuleList) else [model]
 
 
-def sharded_state(part: Any) -> Any:
-    """The weights of a part of a model on this process, with their places in the whole."""
+def _tree(model: Module) -> dict[int, Any]:
+    """The weights of each part of a model on this process, with their places in the whole."""
     # layers have their numbers in their names, whichever stage they are on; Megatron adds its groups to the dictionary
-    return part.sharded_state_dict(metadata={"non_homogeneous_layers": True})
+    return {
+        number: part.sharded_state_dict(metadata={"non_homogeneous_layers": True})
+        for number, part in enumerate(parts_of(model))
+    }
+
+
+def _load_tree(model: Module, tree: Mapping[int, Any]) -> None:
+    for number, part in enumerate(parts_of(model)):
+        part.load_state_dict(tree[number], strict=False)
 
 
 def complete_state(model: Module, *, is_kept: bool) -> dict[str, Tensor]:
     """The complete weights on the CPU where they are kept, gathered one at a time, else nothing; all processes call it."""
     own: dict[str, list[ShardedTensor]] = {}
-    for part in parts_of(model):
-        prepared, _, _ = load_preprocess(sharded_state(part))
-        for value in _sharded(prepared):
-            if is_main_replica(value.replica_id):
-                own.setdefault(value.key, []).append(value)
+    for value in _written(_tree(model)):
+        own.setdefault(value.key, []).append(value)
     state: dict[str, Tensor] = {}
     for name in dict.fromkeys(_of_all(list(own))):
         pieces = _of_all(
@@ -77,30 +82,34 @@ def _of_all(items: list[Any]) -> list[Any]:
 
 def load_complete(model: Module, state: Mapping[str, Tensor]) -> None:
     """Give each process its parts of complete weights; `CheckpointError` where some are missing, or of other shapes."""
-    for part in parts_of(model):
-        prepared, _, factories = load_preprocess(sharded_state(part))
-        if missing := [value.key for value in _sharded(prepared) if value.key not in state]:
+
+    def fill(values: Sequence[ShardedTensor]) -> None:
+        if missing := [value.key for value in values if value.key not in state]:
             names = ", ".join(missing[:_NAMED_FIRST])
             raise CheckpointError(
-                f"Complete weights were given to a {type(part).__name__}, but {len(missing)} of its weights are not among them: {names}. "
+                f"Complete weights were given to a {type(parts_of(model)[0]).__name__}, but {len(missing)} of its weights are not among them: {names}. "
                 "Give it weights of a model of the same configuration, by Megatron's names."
             )
-        loaded = dict_list_map_outplace(lambda value: _own_piece(value, state), prepared)
-        part.load_state_dict(apply_factory_merges(loaded, factories), strict=False)
+        for value in values:
+            whole = state[value.key]
+            if tuple(whole.shape) != tuple(value.global_shape):
+                raise CheckpointError(
+                    f"{value.key} has the shape {tuple(whole.shape)}, but {tuple(value.global_shape)} was expected. Give weights of a "
+                    "model of the same configuration."
+                )
+            value.data = whole[value.global_slice()]
+
+    _load_tree(model, _filled(_tree(model), fill))
 
 
-def _own_piece(value: Any, state: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, ShardedObject):
-        return value.data
-    if not isinstance(value, ShardedTensor):
-        return value
-    whole = state[value.key]
-    if tuple(whole.shape) != tuple(value.global_shape):
-        raise CheckpointError(
-            f"{value.key} has the shape {tuple(whole.shape)}, but {tuple(value.global_shape)} was expected. Give weights of a model of "
-            "the same configuration."
-        )
-    return whole[value.global_slice()]
+def _filled(tree: Any, fill: Callable[[list[ShardedTensor]], None]) -> Any:
+    """A tree with the tensors that `fill` gives its sharded ones; what is no tensor stays as it is."""
+    prepared, _, factories = load_preprocess(tree)
+    fill(_sharded(prepared))
+    content = dict_list_map_outplace(
+        lambda value: value.data if isinstance(value, (ShardedTensor, ShardedObject)) else value, prepared
+    )
+    return apply_factory_merges(content, factories)
 
 
 COMMON = "common.pt"
@@ -115,9 +124,7 @@ _FORMAT = {
 
 def _folder_files(world: World, name: str, tree: dict[Any, Any], common: dict[str, Any]) -> list[FileToWrite]:
     """This process's files of a folder, of a tree of `sharded_state_dict`'s leaves; all processes call it."""
-    prepared, _, _ = load_preprocess(tree)
-    own = [value for value in _sharded(prepared) if is_main_replica(value.replica_id)]
-    files = files_of_parts(world, name, _containers(own))
+    files = files_of_parts(world, name, _containers(_written(tree)))
     if world.is_main:
         files.append(FileToWrite(f"{name}/{COMMON}", common))
         files.append(VerbatimFile(f"{name}/metadata.json", json.dumps(_FORMAT).encode()))
@@ -136,24 +143,22 @@ def _list_folder(folder: Path, expected: str) -> ShardIndex:
 
 def _read_tree(shards: ShardIndex, tree: dict[Any, Any]) -> Any:
     """The tree with this process's parts of the values, on the CPU; what is no tensor stays as it is."""
-    prepared, _, factories = load_preprocess(tree)
-    empty = dict_list_map_outplace(
-        lambda value: (
-            replace(value, data=torch.empty(value.local_shape, dtype=value.dtype))
-            if isinstance(value, ShardedTensor)
-            else value
-        ),
-        prepared,
-    )
-    shards.load_into(_containers(_sharded(empty)))
-    loaded = dict_list_map_outplace(
-        lambda value: value.data if isinstance(value, (ShardedTensor, ShardedObject)) else value, empty
-    )
-    return apply_factory_merges(loaded, factories)
+
+    def fill(values: Sequence[ShardedTensor]) -> None:
+        for value in values:
+            value.data = torch.empty(value.local_shape, dtype=value.dtype)
+        shards.load_into(_containers(values))
+
+    return _filled(tree, fill)
 
 
 def _sharded(tree: Any) -> list[ShardedTensor]:
     return [value for value in nested_values(tree) if isinstance(value, ShardedTensor)]
+
+
+def _written(tree: Any) -> list[ShardedTensor]:
+    """The parts of a tree's values that this process writes, of those that several have."""
+    return [value for value in _sharded(load_preprocess(tree)[0]) if is_main_replica(value.replica_id)]
 
 
 def _containers(values: Iterable[ShardedTensor]) -> dict[str, Any]:
@@ -192,7 +197,7 @@ def load(
     for index, model in enumerate(models):
         path, expected = folder / f"{file_names.MEGATRON_MODEL_NAME}_{index}", f"the weights of model {index}"
         tree = _read_tree(_list_folder(path, expected), _model_tree(model))
-        found.append(LoadedFile(path, expected, tree, partial(_receive_weights, model)))
+        found.append(LoadedFile(path, expected, tree, partial(_load_tree, model.module)))
     found += [_loaded_optimizer(folder, index, step) for index, step in enumerate(steps)]
     path = folder / file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank)
     if not path.exists():
@@ -216,12 +221,7 @@ def _model_tree(model: MegatronModel) -> dict[Any, Any]:
             "A checkpoint was requested of a model that computes in 8 bits, whose scales are not kept here yet. Train in bf16, or "
             "save the weights with accelerator.save_model(model, folder)."
         )
-    return {index: sharded_state(part) for index, part in enumerate(parts_of(model.module))}
-
-
-def _receive_weights(model: MegatronModel, loaded: Any) -> None:
-    for number, part in enumerate(parts_of(model.module)):
-        part.load_state_dict(loaded[number], strict=False)
+    return _tree(model.module)
 
 
 # Optimizers
