@@ -1,8 +1,6 @@
 """Devices are counted without waking a driver."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 
 from accelerate_nb.devices import cpu, gpus
 from accelerate_nb.devices.probe import probe
+from tests.processes import python
 
 
 def test_the_probe_agrees_with_torch():
@@ -21,8 +20,7 @@ def test_the_probe_agrees_with_torch():
 
 def test_the_probe_imports_no_torch():
     code = "import sys; from accelerate_nb.devices.probe import probe; probe(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "False"
+    assert python("-c", code, check=True).stdout == "False\n"
 
 
 @pytest.mark.gpu
@@ -48,10 +46,7 @@ print(is_fit(), child_computes())
 torch.cuda.is_available()
 print(is_fit(), child_computes())
 """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
-    )
+    done = python("-c", code, check=True, OMP_NUM_THREADS="1", PYTORCH_NVML_BASED_CUDA_CHECK="0")
     assert done.stdout.split() == ["True", "True", "False", "False"]
 
 
@@ -59,12 +54,9 @@ print(is_fit(), child_computes())
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was not built for CUDA")
 @pytest.mark.parametrize("visible", ["", "0", "-1", "0,0", "99", "0,99"])
 def test_visible_gpus_are_those_that_torch_sees(visible):
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
-    code = "import torch; print(torch.cuda.device_count())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
-    )
-    assert gpus.nvidia_gpus(environment) == int(done.stdout)
+    environment = {"CUDA_VISIBLE_DEVICES": visible}
+    done = python("-c", "import torch; print(torch.cuda.device_count())", check=True, **environment)
+    assert gpus.nvidia_gpus({**os.environ, **environment}) == int(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +110,7 @@ def test_only_intels_render_nodes_are_xpus(tmp_path, monkeypatch):
 
 
 def test_gpu_checks_are_left_out_where_no_gpu_is_visible():
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(Path(__file__).parents[2] / ".ci" / "find_gpu.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    done = python(Path(__file__).parents[2] / ".ci" / "find_gpu.py", CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, "no NVIDIA GPU that CUDA_VISIBLE_DEVICES='' shows" in done.stdout) == (69, True)
 
 
@@ -135,13 +125,9 @@ def test_what_torch_was_built_for_is_read_right(name):
 
 def test_no_more_cores_are_counted_than_the_process_may_use():
     assert 1 <= cpu.cores() <= len(os.sched_getaffinity(0))
-
-
-def test_a_process_bound_to_one_core_has_one():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     code += "from accelerate_nb.devices.cpu import cores; print(cores())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "1"
+    assert python("-c", code, check=True).stdout == "1\n"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """What torch_xla would compute on is found without waking it, and what keeps it from that is said."""
 
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -11,8 +9,10 @@ from accelerate_nb.devices import xla
 from accelerate_nb.devices.gpus import DeviceType
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.xla import XlaInstallation, detect_devices, for_others, for_workers, holder_in_process
+from tests.processes import python
 
-FITS = XlaInstallation("2.9.0", "2.9.1+cpu", libtpu=True)
+NONE, NO_LIBTPU = XlaInstallation(), XlaInstallation("2.9.0", "2.9.1", libtpu=False)
+FITS, NEWER = (XlaInstallation("2.9.0", torch, libtpu=True) for torch in ("2.9.1+cpu", "2.13.0+cu130"))
 V3, V4, V5E, V6E = "0x0027", "0x005e", "0x0063", "0x006f"
 # As these services set their machines up.
 COLAB = {
@@ -75,12 +75,8 @@ def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environme
 def test_a_tpu_v2_or_v3_is_refused_with_what_to_take_in_its_place(bus):
     found = detect_devices({"TPU_ACCELERATOR_TYPE": "v3-8"}, bus(V3, 4), FITS)
     assert (found.device, found.count) == ("TPU", 0)
-    for words in (
-        "TPU v2 or v3",
-        "TPU v5e or v6e, as Colab and Kaggle offer them",
-        "cpu=True",
-        "Hugging Face's Accelerate",
-    ):
+    instead = "TPU v5e or v6e, as Colab and Kaggle offer them"
+    for words in ("TPU v2 or v3", instead, "cpu=True", "Hugging Face's Accelerate"):
         assert words in found.trouble
 
 
@@ -114,29 +110,19 @@ def test_without_torch_xla_nothing_is_found_where_nothing_requests_a_tpu(bus, de
         (
             {"TPU_NAME": "mine"},
             0,
-            XlaInstallation(),
+            NONE,
             r"TPU_NAME=mine requests .* not installed\. pip install 'accelerate-nb\[tpu\]'",
         ),
-        (KAGGLE, 8, XlaInstallation(), r"PJRT_DEVICE=TPU requests .*accelerate-nb\[tpu\]"),
+        (KAGGLE, 8, NONE, r"PJRT_DEVICE=TPU requests .*accelerate-nb\[tpu\]"),
         ({"PJRT_DEVICE": "TPU"}, 0, FITS, r"PJRT_DEVICE=TPU requests a TPU, but there is no TPU chip .*cpu=True"),
         ({"PJRT_DEVICE": "CUDA"}, 4, FITS, r"PJRT_DEVICE=CUDA requests .* GPUs are used without torch_xla"),
         ({"PJRT_DEVICE": "NEURON"}, 0, FITS, r"NEURON"),
         ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "two"}, 0, FITS, r"CPU_NUM_DEVICES='two' .* no number"),
         ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "0"}, 0, FITS, r"CPU_NUM_DEVICES='0'"),
         ({"TPU_NUM_DEVICES": "-1"}, 4, FITS, r"TPU_NUM_DEVICES='-1' .* no number"),
-        (
-            {},
-            4,
-            XlaInstallation("2.9.0", "2.13.0+cu130", True),
-            r"2\.9\.0 loads beside torch 2\.9 only, and torch 2\.13\.0",
-        ),
-        ({"PJRT_DEVICE": "CPU"}, 0, XlaInstallation("2.9.0", "2.13.0", True), r"pip install 'torch==2\.9\.\*'"),
-        (
-            {},
-            4,
-            XlaInstallation("2.9.0", "2.9.1", libtpu=False),
-            r"libtpu.* not installed\. pip install 'torch_xla\[tpu\]'",
-        ),
+        ({}, 4, NEWER, r"2\.9\.0 loads beside torch 2\.9 only, and torch 2\.13\.0"),
+        ({"PJRT_DEVICE": "CPU"}, 0, NEWER, r"pip install 'torch==2\.9\.\*'"),
+        ({}, 4, NO_LIBTPU, r"libtpu.* not installed\. pip install 'torch_xla\[tpu\]'"),
         ({"TPU_VISIBLE_CHIPS": "0,1"}, 4, FITS, r"TPU_VISIBLE_CHIPS=0,1 shows some of this machine's 4 TPU chips"),
     ],
 )
@@ -178,12 +164,9 @@ def test_a_machine_that_is_one_of_several_keeps_what_it_receives_of_them():
     assert for_workers({**pod, "XLA_USE_SPMD": "1"}) == pod
 
 
-def test_nothing_is_held_here_while_torch_xla_sleeps():
+def test_a_process_that_has_a_chips_file_open_holds_the_chip_and_none_while_torch_xla_sleeps(tmp_path):
     assert holder_in_process("TPU") == ""
     assert holder_in_process("CPU") == ""
-
-
-def test_a_process_that_has_a_chips_file_open_holds_the_chip(tmp_path):
     for pid, target in [(11, "/dev/accel0"), (12, "/dev/vfio/3"), (13, "/dev/vfio/vfio"), (14, "/dev/null")]:
         folder = tmp_path / str(pid) / "fd"
         folder.mkdir(parents=True)
@@ -194,15 +177,10 @@ def test_a_process_that_has_a_chips_file_open_holds_the_chip(tmp_path):
 
 def test_the_probe_reports_what_torch_xla_would_compute_on_and_imports_none_of_it():
     code = (
-        "import os, sys; from accelerate_nb.devices.probe import probe; found = probe(); "
-        "print(found.kind, found.xla is None, [name for name in ('torch', 'torch_xla', '_XLAC') if name in sys.modules])"
+        "import sys; from accelerate_nb.devices.probe import probe; "
+        "print(probe().xla is None, [name for name in ('torch', 'torch_xla', '_XLAC') if name in sys.modules])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
-    )
-    assert done.stdout.split()[1] == str(not xla.is_installed())
-    assert done.stdout.rstrip().endswith("[]")
+    assert python("-c", code, check=True, PJRT_DEVICE="").stdout == f"{not xla.is_installed()} []\n"
 
 
 def test_a_machine_on_which_nothing_requests_torch_xla_computes_as_before(monkeypatch):
