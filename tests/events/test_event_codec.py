@@ -4,6 +4,7 @@ import random
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from accelerate_nb.events.event_codec import EventReader, EventSender, to_line
 from accelerate_nb.events.event_types import Display, LogLine, Metric, StateChange
@@ -43,16 +44,8 @@ def test_threads_that_send_at_once_don_t_mix_their_events():
         with far:
             sender = EventSender(far, rank=0)
             events = [[Metric(thread, "x" * 3000, float(i), i, 0.0) for i in range(100)] for thread in range(4)]
-            writing = [
-                threading.Thread(
-                    target=lambda thread_events=thread_events: [sender.send(item) for item in thread_events]
-                )
-                for thread_events in events
-            ]
-            for thread in writing:
-                thread.start()
-            for thread in writing:
-                thread.join()
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda of_thread: [*map(sender.send, of_thread)], events))
         reading.join()
     for thread, thread_events in enumerate(events):
         assert [event for event in found if event.rank == thread] == thread_events

@@ -12,6 +12,9 @@ import pytest
 from accelerate_nb.events import event_types
 from accelerate_nb.events.event_codec import from_line, to_line
 
+FRAMES = (event_types.Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),)
+OPERATIONS = (event_types.ProfiledOperation("aten::mm", 18, 0.25, 0.5, "cpu"),)
+NUMBERS = {"a": [10**40, math.nan, -math.inf]}
 EVENTS = [
     event_types.LogLine(0, "stdout", 'tab\t quote " newline \n grüße 😀 \udcff', 1.5, open=True),
     event_types.Metric(3, "loss/train", -1e-300, 12, 2.0),
@@ -27,15 +30,7 @@ EVENTS = [
     event_types.Failure(
         2, "KeyError", "'x'", "a\nb", 1.0, -11, ("last", "words"), lost_connection=True, ended_by_us=True
     ),
-    event_types.Failure(
-        0,
-        "E",
-        "m",
-        "t",
-        1.0,
-        frames=(event_types.Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),),
-        advice="Do.",
-    ),
+    event_types.Failure(0, "E", "m", "t", 1.0, frames=FRAMES, advice="Do."),
     event_types.Hang(30.0, "rank 1 waits in gather", "stacks", 2.0),
     event_types.TaskDone(1, 7),
     event_types.FirstStep(1, 2.5),
@@ -47,28 +42,13 @@ EVENTS = [
     event_types.MemoryUse(1, 2**40, 3, 4, None, 11.0),
     event_types.KnobValue(1, "lr", 1e-3, 7, None, 0.1, 11.0, changed=True),
     event_types.ProfileRequested(1, 2, 10, 11.0),
-    event_types.StepProfile(
-        1,
-        2,
-        9,
-        0.5,
-        (event_types.ProfiledOperation("aten::mm", 18, 0.25, 0.5, "cpu"),),
-        "/runs/1/profile.json.gz",
-        11.0,
-    ),
+    event_types.StepProfile(1, 2, 9, 0.5, OPERATIONS, "/runs/1/profile.json.gz", 11.0),
     # what JSON has no numbers or no text for
     event_types.Metric(0, "loss", math.nan, 2**70, 2.0),
     event_types.Metric(0, "loss", -math.inf, 3, 2.0),
     event_types.Metric(0, "steps", 7.0, 3, 2.0),
     event_types.Progress(0, "epoch", math.inf, math.nan, 1.0, math.nan, "it", True, "a", "\udc80"),
-    event_types.Display(
-        0,
-        {"text/plain": "\ud800", "application/json": {"a": [10**40, math.nan, -math.inf]}},
-        {},
-        0.0,
-        "id",
-        update=True,
-    ),
+    event_types.Display(0, {"text/plain": "\ud800", "application/json": NUMBERS}, {}, 0.0, "id", update=True),
     event_types.Failure(
         1, "OSError", "no such file: '\udcff\udcfe'", "\x1b[31mred\x1b[0m \u2028", 1.0, None, ("\udcff",)
     ),
@@ -86,17 +66,10 @@ def test_an_event_survives_its_line(event):
     assert repr(from_line(line)) == repr(from_line(line.decode())) == repr(event)
 
 
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [
-        ("gpu-b", "node 1 · gpu-b"),
-        ("node 1", "node 1"),
-        ("node 1 on gpu-b", "node 1 on gpu-b"),
-        ("node1", "node 1 · node1"),
-    ],
-)
-def test_a_node_s_label_has_its_number_once(name, label):
-    assert event_types.NodeRanks(1, name, 4, 7).label == label
+def test_a_node_s_label_has_its_number_once():
+    labels = {"gpu-b": "node 1 · gpu-b", "node1": "node 1 · node1"}
+    labels |= {name: name for name in ("node 1", "node 1 on gpu-b")}
+    assert {name: event_types.NodeRanks(1, name, 4, 7).label for name in labels} == labels
 
 
 def test_every_kind_is_tried():
@@ -116,20 +89,22 @@ def test_a_file_of_before_msgspec_wrote_it_is_read():
     assert [repr(from_line(line)) for line in lines] == list(map(repr, EVENTS[:31]))
 
 
-FORMER = {
-    b'{"event": "LogLine", "rank": 0, "stream": "stdout", "text": "a", "time": 1.0, "open": false}': event_types.LogLine(
-        0, "stdout", "a", 1.0
-    ),
-    b'{"event": "Failure", "rank": 1, "type": "KeyError", "message": "m", "traceback": "t", "time": 1.0}': event_types.Failure(
-        1, "KeyError", "m", "t", 1.0
-    ),
-    b'{"event": "Answered", "rank": 1, "number": 7}': event_types.TaskDone(1, 7),
-}
-
-
-@pytest.mark.parametrize("line", FORMER, ids=lambda line: json.loads(line)["event"])
-def test_a_folder_of_before_the_type_tags_is_read(line):
-    assert from_line(line) == FORMER[line]
+@pytest.mark.parametrize(
+    ("fields", "event"),
+    [
+        (
+            '"LogLine", "rank": 0, "stream": "stdout", "text": "a", "time": 1.0, "open": false',
+            event_types.LogLine(0, "stdout", "a", 1.0),
+        ),
+        (
+            '"Failure", "rank": 1, "type": "KeyError", "message": "m", "traceback": "t", "time": 1.0',
+            event_types.Failure(1, "KeyError", "m", "t", 1.0),
+        ),
+        ('"Answered", "rank": 1, "number": 7', event_types.TaskDone(1, 7)),
+    ],
+)
+def test_a_folder_of_before_the_type_tags_is_read(fields, event):
+    assert from_line(f'{{"event": {fields}}}'.encode()) == event
 
 
 def test_a_line_keeps_its_type_and_the_exceptions_apart():
@@ -147,6 +122,10 @@ def failure(rank, time, **more):
     return event_types.Failure(rank, "E", "", "", time, **more)
 
 
+def aborted(last_line):
+    return failure(0, 1.0, exit_code=-signal.SIGABRT, last_lines=(last_line,))
+
+
 @pytest.mark.parametrize(
     ("failures", "leads"),
     [
@@ -156,14 +135,8 @@ def failure(rank, time, **more):
         ([failure(0, 1.0, ended_by_us=True), failure(1, 2.0, lost_connection=True)], 1),
         ([failure(0, 1.0, lost_connection=True), failure(1, 2.0), failure(2, 1.5, ended_by_us=True)], 1),
         ([failure(0, 2.0, lost_connection=True), failure(1, 1.0, lost_connection=True)], 1),
-        (
-            [
-                failure(0, 1.0, exit_code=-signal.SIGABRT, last_lines=("what(): Connection closed by peer",)),
-                failure(1, 2.0, exit_code=-signal.SIGKILL),
-            ],
-            1,
-        ),
-        ([failure(0, 1.0, exit_code=-signal.SIGABRT, last_lines=("assertion failed",)), failure(1, 2.0)], 0),
+        ([aborted("what(): Connection closed by peer"), failure(1, 2.0, exit_code=-signal.SIGKILL)], 1),
+        ([aborted("assertion failed"), failure(1, 2.0)], 0),
     ],
 )
 def test_the_cause_leads_in_whatever_order_failures_come(failures, leads):

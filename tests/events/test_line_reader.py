@@ -6,12 +6,12 @@ import random
 import subprocess
 import sys
 import time
-from textwrap import dedent
 
 import pytest
 from tqdm import tqdm
 
 from accelerate_nb.events.line_reader import LONGEST_SHOWN, LineAssembler, LineClassifier, OutputLine, shown
+from tests.processes import python
 
 STREAMS = {
     "plain": b"one\ntwo\nthree\n",
@@ -182,23 +182,14 @@ def meanings(text):
 
 def written(code):
     """What a program writes on its standard error."""
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False, timeout=60)
-    return done.stderr
+    return python("-c", code).stderr
 
 
 @pytest.mark.parametrize("level", LOGGED)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_logger_s_line_has_the_meaning_of_its_level(format, level):
-    record = logging.LogRecord(
-        "my.module",
-        getattr(logging, level.upper()),
-        "train.py",
-        3,
-        "The file has no ERROR nor WARNING: 3",
-        (),
-        None,
-        "f",
-    )
+    number, message = getattr(logging, level.upper()), "The file has no ERROR nor WARNING: 3"
+    record = logging.LogRecord("my.module", number, "train.py", 3, message, (), None, "f")
     assert meanings(logging.Formatter(format).format(record)) == [LOGGED[level]]
 
 
@@ -256,19 +247,11 @@ def test_a_line_has_the_meaning_of_its_writer(text, meaning):
 
 
 def test_a_python_warning_is_one_with_its_source_line():
-    text = written("""
-    import sys, warnings
-    warnings.warn("slow")
-    print("and on", file=sys.stderr)
-    """)
+    text = written("import sys, warnings\nwarnings.warn('slow')\nprint('and on', file=sys.stderr)")
     assert meanings(text)[0] == "warning"
-    assert meanings("/home/me/train.py:3: UserWarning: slow\n  warnings.warn('slow')\n  more\nstep") == [
-        "warning",
-        "warning",
-        "",
-        "",
-    ]
     assert meanings(text)[-1] == ""
+    text = "/home/me/train.py:3: UserWarning: slow\n  warnings.warn('slow')\n  more\nstep"
+    assert meanings(text) == ["warning", "warning", "", ""]
     assert meanings("Cell In[3], line 2: FutureWarning: `a` is deprecated") == ["warning"]
 
 

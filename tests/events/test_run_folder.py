@@ -11,32 +11,28 @@ from accelerate_nb.events.event_types import DeviceSample, Failure, HostSample, 
 from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES, KEPT_RUNS, RunRecorder, new_folder, prune
 
 
-def test_each_rank_s_bytes_are_kept_as_they_came(tmp_path):
+def test_each_rank_s_bytes_are_kept_as_they_came_also_once_the_record_is_closed(tmp_path):
     with closing(RunRecorder(tmp_path / "run")) as record:
         record.output(0, b"one\r\n\xff\n")
         record.output(1, b"other\n")
         record.output(0, b"two\n")
-    assert (tmp_path / "run" / "rank_0.log").read_bytes() == b"one\r\n\xff\ntwo\n"
+    with closing(record):
+        record.output(0, b"three\n")
+    assert (tmp_path / "run" / "rank_0.log").read_bytes() == b"one\r\n\xff\ntwo\nthree\n"
     assert (tmp_path / "run" / "rank_1.log").read_bytes() == b"other\n"
 
 
 def test_events_are_kept_and_metrics_also_by_themselves(tmp_path):
     metric, state = Metric(0, "loss", 0.5, 1, 2.0), StateChange(0, "running", 1.0)
-    with closing(RunRecorder(tmp_path)) as record:
-        for event in (state, metric, LogLine(0, "stdout", "in the log already", 0.0)):
-            record.event(event)
-    kept = {name: (tmp_path / name).read_bytes().splitlines() for name in ("events.jsonl", "metrics.jsonl")}
-    assert [from_line(line) for line in kept["events.jsonl"]] == [state, metric]
-    assert [from_line(line) for line in kept["metrics.jsonl"]] == [metric]
-
-
-def test_what_comes_every_moment_of_a_long_run_is_not_kept(tmp_path):
+    # what comes every moment of a long run is not kept
     moves, ends = (Progress(0, "epoch", 3, 3, 0.0, closed=closed) for closed in (False, True))
     busy = (DeviceSample(0, "cpu", 5.0, 1, 2, 0.0), HostSample(5.0, (1, 2), None, None, 0.0))
     with closing(RunRecorder(tmp_path)) as record:
-        for event in (moves, ends, *busy):
+        for event in (state, metric, LogLine(0, "stdout", "in the log already", 0.0), moves, ends, *busy):
             record.event(event)
-    assert [from_line(line) for line in (tmp_path / "events.jsonl").read_bytes().splitlines()] == [ends]
+    kept = {name: (tmp_path / name).read_bytes().splitlines() for name in ("events.jsonl", "metrics.jsonl")}
+    assert [from_line(line) for line in kept["events.jsonl"]] == [state, metric, ends]
+    assert [from_line(line) for line in kept["metrics.jsonl"]] == [metric]
 
 
 def test_output_of_many_ranks_is_written_together_and_at_once_after_a_pause_and_before_a_failure(tmp_path):
@@ -75,15 +71,6 @@ def test_the_status_is_replaced_as_a_whole(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["status.json"]
 
 
-def test_a_record_that_is_closed_can_be_closed_and_written_again(tmp_path):
-    record = RunRecorder(tmp_path)
-    record.output(0, b"one\n")
-    record.close()
-    record.output(0, b"two\n")
-    record.close()
-    assert (tmp_path / "rank_0.log").read_bytes() == b"one\ntwo\n"
-
-
 def test_runs_of_the_same_second_have_folders_of_their_own_that_only_their_user_can_open(tmp_path):
     folders = [new_folder(tmp_path / "runs", "train <lambda>/../x") for _ in range(5)]
     assert len(set(folders)) == 5
@@ -94,29 +81,20 @@ def test_runs_of_the_same_second_have_folders_of_their_own_that_only_their_user_
 
 
 def test_the_oldest_runs_are_removed_and_nothing_else(tmp_path):
-    others = [tmp_path / "notes", tmp_path / "0000 my data", tmp_path / "status.json"]
-    for folder in others[:2]:
-        folder.mkdir()
-        (folder / "file").touch()
-    others[2].touch()
-    running = tmp_path / "0001-01-01_000000_running"
-    running.mkdir()  # it has no status yet
     outside = tmp_path.parent / f"{tmp_path.name} outside"
-    outside.mkdir()
-    (outside / "status.json").touch()
+    made = [tmp_path / f"2020-01-01_{number:06}_train" for number in range(KEPT_RUNS + 5)]
+    others = [tmp_path / "notes" / "file", tmp_path / "0000 my data" / "file", outside / "status.json"]
+    for file in (*others, *(folder / "status.json" for folder in made)):
+        file.parent.mkdir()
+        file.touch()
+    others += [tmp_path / "status.json", tmp_path / "0001-01-01_000000_running"]
+    others[-2].touch()
+    others[-1].mkdir()  # it has no status yet
     os.symlink(outside, tmp_path / "0002 link")
-    made = []
-    for number in range(KEPT_RUNS + 5):
-        folder = tmp_path / f"2020-01-01_{number:06}_train"
-        folder.mkdir()
-        (folder / "status.json").touch()
-        made.append(folder)
     new = new_folder(tmp_path, "train")
     prune(tmp_path)
     left = [folder for folder in made if folder.exists()]
     assert left == made[-len(left) :]
     assert len(left) == KEPT_RUNS - 1  # and the new one
     assert new.is_dir()
-    assert running.is_dir()
-    assert (outside / "status.json").exists()
     assert all(path.exists() for path in others)

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
@@ -13,6 +11,7 @@ from accelerate_nb.events.event_types import Failure, LogLine, Metric, Progress,
 from accelerate_nb.events.run_folder import RunRecorder, prune
 from accelerate_nb.events.run_reader import LogFollower, kept_run, kept_runs, view_of
 from accelerate_nb.events.run_state import RunState
+from tests.processes import python
 
 EVENTS = [
     StateChange(None, "running", 10.0, "2 on the CPU"),
@@ -62,21 +61,19 @@ def test_of_a_long_log_the_last_lines_are_read_and_the_others_counted(tmp_path):
     assert view.line_count == 300_000
     assert view.since(0).skipped == 300_000 - 2000
     assert [line.text for line in view.tail(1, 2)] == ["line 149998", "line 149999"]
-
-
-def test_a_log_larger_than_what_is_read_loses_no_count(tmp_path):
+    # also where it is larger than what is read
     (tmp_path / "rank_0.log").write_bytes(b"x" * 999 + b"\n" + b"y\n" * 2_500_000)
     log = LogFollower(0, tmp_path, lines=10)
     assert (log.new(), log.skipped) == (["y"] * 10, 2_500_001 - 10)
 
 
+METRIC = b'{"type": "metric", "rank": 0, "name": "a", "value": 1, "step": 1, "time": 50}\n'
+OF_ANOTHER_KIND = '{"state": 7, "ranks": "two", "started": null, "pid": {}}'
 DAMAGE = {
     "a torn last event": lambda folder: cut(folder / "events.jsonl", 25),
     "a torn last line": lambda folder: cut(folder / "rank_0.log", 3),
     "an event of a newer version": lambda folder: add(folder, b'{"type": "weather", "rank": 0, "sun": true}\n'),
-    "a field of a newer version": lambda folder: add(
-        folder, b'{"type": "metric", "rank": 0, "name": "a", "value": 1, "step": 1, "time": 50, "unit": "m"}\n'
-    ),
+    "a field of a newer version": lambda folder: add(folder, METRIC[:-2] + b', "unit": "m"}\n'),
     "a field too few": lambda folder: add(folder, b'{"type": "metric", "rank": 0}\n'),
     "no objects": lambda folder: add(folder, b'[1]\n3\n"a"\nnull\n\xff\xfe\n\n'),
     "no events": lambda folder: (folder / "events.jsonl").unlink(),
@@ -84,9 +81,7 @@ DAMAGE = {
     "no status": lambda folder: (folder / "status.json").unlink(),
     "a torn status": lambda folder: cut(folder / "status.json", 30),
     "a status that is a list": lambda folder: (folder / "status.json").write_text("[]"),
-    "facts of another kind": lambda folder: (folder / "status.json").write_text(
-        '{"state": 7, "ranks": "two", "started": null, "pid": {}}'
-    ),
+    "facts of another kind": lambda folder: (folder / "status.json").write_text(OF_ANOTHER_KIND),
     "a directory for a log": lambda folder: (folder / "rank_7.log").mkdir(),
 }
 
@@ -164,7 +159,7 @@ def test_a_run_whose_launcher_died_has_failed_and_reports_it(tmp_path):
         "import sys; from pathlib import Path; from accelerate_nb.events.run_folder import RunRecorder;"
         "RunRecorder(Path(sys.argv[1])).status(state='running', name='train', ranks=2, started=10.0)"
     )
-    subprocess.run([sys.executable, "-c", script, tmp_path / "run"], check=True, timeout=60)
+    python("-c", script, tmp_path / "run", check=True)
     run = kept_run(tmp_path / "run")
     assert (run.state, run.ended) == ("failed", None)
     assert "has gone" in run.error
@@ -183,22 +178,15 @@ def test_what_goes_on_is_not_removed_and_what_died_is(tmp_path):
     assert not dead.exists()
 
 
-def test_lines_are_there_for_others_as_soon_as_they_are_kept(tmp_path):
+def test_each_attempt_has_its_own_logs_in_which_others_find_lines_as_soon_as_they_are_kept(tmp_path):
     with closing(RunRecorder(tmp_path)) as record:
         follower = LogFollower(0, tmp_path, 10)
         assert follower.new() == []
         record.output(0, b"one\ntwo\n")
         assert follower.new() == ["one", "two"]
-        record.output(0, b"three\n")
-        assert follower.new() == ["three"]
-        assert follower.new() == []
-
-
-def test_each_attempt_has_its_own_logs_and_readers_find_them_all(tmp_path):
-    with closing(RunRecorder(tmp_path)) as record:
-        follower = LogFollower(0, tmp_path, 10)
         record.output(0, b"first\n")
         assert follower.new() == ["first"]
+        assert follower.new() == []
         record.output(0, b"last\n")
         for attempt in range(2):
             record.put_logs_aside(attempt)
@@ -211,12 +199,12 @@ def test_each_attempt_has_its_own_logs_and_readers_find_them_all(tmp_path):
         assert follower.new() == ["more"]
         assert LogFollower(0, tmp_path, 10).new() == ["again 2", "more"]
     assert (tmp_path / "rank_0.log").read_text() == "again 2\nmore\n"
-    assert (tmp_path / "attempt_0" / "rank_0.log").read_text() == "first\nlast\n"
+    assert (tmp_path / "attempt_0" / "rank_0.log").read_text() == "one\ntwo\nfirst\nlast\n"
     assert (tmp_path / "attempt_1" / "rank_0.log").read_text() == "again 1\n"
     run = kept_run(tmp_path)
     view = view_of(run)
     assert run.restarts == 2
-    assert [line.text for line in view.tail(0, 10)] == ["first", "last", "again 1", "again 2", "more"]
+    assert [line.text for line in view.tail(0, 10)] == ["one", "two", "first", "last", "again 1", "again 2", "more"]
     assert [item.attempt for item in view.restarts] == [1, 2]
 
 

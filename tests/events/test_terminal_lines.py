@@ -53,14 +53,8 @@ def test_a_bar_that_is_not_known_is_a_line():
 
 
 HARMFUL = [
-    *(
-        "\x1b]0;title\x07",
-        "\x1b]8;;http://a\x1b\\",
-        "\x1b]52;c;aGk=\x9c",
-        "\x1bPq#0\x1b\\",
-        "\x1b_a\x1b\\",
-        "\x9d0;title\x9c",
-    ),
+    *("\x1b]0;title\x07", "\x1b]8;;http://a\x1b\\", "\x1b]52;c;aGk=\x9c"),
+    *("\x1bPq#0\x1b\\", "\x1b_a\x1b\\", "\x9d0;title\x9c"),
     *("\x1b[2J", "\x1b[?1049h", "\x9b2J", "\x1b[6n", "\x1bc", "\x1b(0", "\x1b#8"),
     *("\x07", "\x08", "\r", "\x00", "\x7f", "\x85"),
     *("\u202e", "\u202a", "\u2066", "\u2069", "\u200f", "\u200e", "\u061c", "\ufffe"),
