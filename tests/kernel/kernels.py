@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import signal
 import time
 import uuid
@@ -98,10 +100,11 @@ class Cell:
     @property
     def error(self) -> Error | None:
         """What it raised."""
-        raised = next((output for output in self.outputs if output.output_type == "error"), None)
-        if raised is None:
+        raised = [output for output in self.outputs if output.output_type == "error"]
+        if not raised:
             return None
-        return Error(raised.ename, raised.evalue, without_colours("\n".join(raised.traceback)))
+        (output,) = raised
+        return Error(output.ename, output.evalue, without_colours("\n".join(output.traceback)))
 
     @property
     def failure(self) -> Error:
@@ -154,8 +157,6 @@ class Kernel:
         # called with every message that the kernel publishes
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
 
-    # ---------------------------------------------------------------------------------------------------------- cells
-
     def start(self, code: str, cell_id: str = "") -> Cell:
         """Begin to run a cell; `cell_id` is what JupyterLab sends with it."""
         began = time.monotonic()
@@ -176,15 +177,10 @@ class Kernel:
         """What an expression of plain values is in the kernel."""
         expressions = {"value": f"__import__('json').dumps({expression})"}
         message = self._client.execute("", silent=True, user_expressions=expressions)
-        deadline = time.monotonic() + timeout
-        while (reply := self._client.get_shell_msg(timeout=deadline - time.monotonic()))["parent_header"].get(
-            "msg_id"
-        ) != message:
-            continue
-        answer = reply["content"]["user_expressions"]["value"]
+        answer = self.reply(message, timeout)["user_expressions"]["value"]
         assert answer["status"] == "ok", f"{expression}: {answer}"
         # the text is the repr of a str of JSON
-        return json.loads(_unquoted(answer["data"]["text/plain"]))
+        return json.loads(ast.literal_eval(answer["data"]["text/plain"]))
 
     def receive(self, timeout: float) -> None:
         """Take the next message that the kernel sends, if one comes in time."""
@@ -203,8 +199,6 @@ class Kernel:
         elif cell is not None:
             cell.take(message)
 
-    # -------------------------------------------------------------------------------------------------------- control
-
     def interrupt(self) -> None:
         """What the notebook's stop button does."""
         self._manager.interrupt_kernel()
@@ -215,11 +209,12 @@ class Kernel:
         self._client.shell_channel.send(message)
         return str(message["header"]["msg_id"])
 
-    def reply(self, message: str, timeout: float) -> dict[str, Any]:
+    def reply(self, message: str, timeout: float, channel: str = "shell") -> dict[str, Any]:
         """What the kernel replies to such a message; `Empty` is raised after `timeout`."""
         deadline = time.monotonic() + timeout
+        receive = getattr(self._client, f"get_{channel}_msg")
         while True:
-            reply = self._client.get_shell_msg(timeout=max(0.01, deadline - time.monotonic()))
+            reply = receive(timeout=max(0.01, deadline - time.monotonic()))
             if reply["parent_header"].get("msg_id") == message:
                 return dict(reply["content"])
 
@@ -228,17 +223,13 @@ class Kernel:
         began = time.monotonic()
         message = self._client.session.msg("kernel_info_request")
         self._client.control_channel.send(message)
-        while True:
-            reply = self._client.get_control_msg(timeout=max(0.01, began + timeout - time.monotonic()))
-            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
-                return time.monotonic() - began
+        self.reply(message["header"]["msg_id"], timeout, "control")
+        return time.monotonic() - began
 
     @property
     def beats(self) -> bool:
         """Whether the kernel's heart beats."""
         return bool(self._client.hb_channel.is_beating())
-
-    # ------------------------------------------------------------------------------------------------------ processes
 
     @property
     def pid(self) -> int:
@@ -260,12 +251,14 @@ class Kernel:
         return [
             process
             for process in self.processes()
-            if _session(process) not in supervisor_pids and not _is_tracker(process)
+            if _session(process) not in supervisor_pids
+            and not any("multiprocessing.resource_tracker" in word for word in _command(process))
         ]
 
     def supervisors(self) -> list[psutil.Process]:
         """The kernel's children that fork workers: one at most."""
-        return [item for item in psutil.Process(self.pid).children() if _is_supervisor(item)]
+        children = psutil.Process(self.pid).children()
+        return [child for child in children if "accelerate_nb.supervisor.main" in _command(child)]
 
     def supervisor(self) -> psutil.Process:
         """The kernel's child that forks workers."""
@@ -323,23 +316,7 @@ def gone(processes: list[psutil.Process], within: float) -> list[psutil.Process]
 
 def without_colours(text: str) -> str:
     """A text as a person reads it."""
-    import re
-
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-def _unquoted(text: str) -> str:
-    import ast
-
-    return str(ast.literal_eval(text))
-
-
-def _is_supervisor(process: psutil.Process) -> bool:
-    return "accelerate_nb.supervisor.main" in _command(process)
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    return any("multiprocessing.resource_tracker" in word for word in _command(process))
 
 
 def _session(process: psutil.Process) -> int:

@@ -1,7 +1,6 @@
 """How a run that did not end by itself is told of: in the words of the notebook, with the states that its ranks have."""
 
 import os
-import re
 import time
 from pathlib import Path
 
@@ -32,18 +31,13 @@ def drawn(cell: Cell) -> str:
     return "".join(output.data["text/plain"] for output in cell.outputs if output.output_type == "display_data")
 
 
-def traceback(cell: Cell) -> str:
-    (error,) = (output for output in cell.outputs if output.output_type == "error")
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
-
-
 def test_an_interrupt_shows_no_frames_of_this_package_and_ranks_that_were_stopped(fresh_kernel: Kernel) -> None:
     cell = begun(fresh_kernel)
     fresh_kernel.interrupt()
     cell.wait()
-    assert "KeyboardInterrupt: the run was interrupted" in traceback(cell)
-    assert "All output: " in traceback(cell)
-    assert "run.py" not in traceback(cell)
+    assert "KeyboardInterrupt: the run was interrupted" in cell.failure.traceback
+    assert "All output: " in cell.failure.traceback
+    assert "run.py" not in cell.failure.traceback
     assert "stopped" in drawn(cell)
     assert "failed" not in drawn(cell)
 
@@ -52,7 +46,7 @@ def test_where_the_workers_are_lost_no_rank_is_at_fault_and_none_runs(fresh_kern
     cell = begun(fresh_kernel)
     psutil.Process(fresh_kernel.supervisor().pid).kill()
     cell.wait()
-    assert "LaunchError: The workers were lost" in traceback(cell)
+    assert "LaunchError: The workers were lost" in cell.failure.traceback
     assert "the workers were lost: the supervisor" in drawn(cell)
     assert "running" not in drawn(cell)
     assert "SIGKILL" not in drawn(cell)
@@ -72,7 +66,7 @@ def test_an_interrupt_before_the_workers_have_started_ends_the_cell_at_once(tmp_
             running.interrupt()
             cell.wait()
             assert time.monotonic() - began < 5
-            assert "KeyboardInterrupt" in traceback(cell)
+            assert "KeyboardInterrupt" in cell.failure.traceback
         cold.release()
         assert "began" in running.ok(launcher).text
         assert "began" in running.ok(magic).text

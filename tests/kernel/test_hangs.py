@@ -10,7 +10,6 @@ import pytest
 
 from tests.kernel.kernels import Cell, Kernel, gone
 
-METHODS = ["supervisor", "fork", "spawn"]
 # The promises: an interrupt shows in the cell, and a killed kernel leaves nothing, within so many seconds.
 INTERRUPTED = 5.0
 LEFT = 3.0
@@ -31,9 +30,6 @@ def assert_launches_and_leaves_nothing(kernel: Kernel) -> None:
     assert cell.stdout.count("next") == 2
     assert gone(kernel.workers(), within=LEFT) == []
     assert len(kernel.supervisors()) == 1
-
-
-# ------------------------------------------------------------------------------------------------------------- time-outs
 
 
 def test_a_skipped_collective_is_reported_with_the_stack_of_every_rank(kernel: Kernel) -> None:
@@ -60,8 +56,6 @@ def test_a_skipped_collective_is_reported_with_the_stack_of_every_rank(kernel: K
     assert cell.stdout.count("together") == 2
     assert_launches_and_leaves_nothing(kernel)
 
-
-# ------------------------------------------------------------------------------------------------------------ interrupts
 
 STUCK = {
     "asleep": "time.sleep(60)",
@@ -119,8 +113,6 @@ def test_a_function_can_save_what_it_has_when_it_is_interrupted(kernel: Kernel, 
     assert "saved 1" in cell.stdout
 
 
-# ----------------------------------------------------------------------------------------------------------------- kills
-
 # Ranks of which one reads data with two workers, all of them waiting for ever.
 READING = """
 import os, time, torch
@@ -153,7 +145,7 @@ def reading(kernel: Kernel, method: str) -> tuple[Cell, list[psutil.Process]]:
     return cell, processes
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["supervisor", "fork", "spawn"])
 def test_a_killed_kernel_leaves_nothing(fresh_kernel: Kernel, method: str) -> None:
     _, processes = reading(fresh_kernel, method)
     fresh_kernel.kill()
@@ -235,8 +227,6 @@ def test_a_thread_that_a_function_leaves_behind_keeps_nobody_waiting(kernel: Ker
     assert cell.seconds < INTERRUPTED
     assert_launches_and_leaves_nothing(kernel)
 
-
-# ------------------------------------------------------------------------------------------------------ stops on request
 
 TRAINS = """
 import threading, torch

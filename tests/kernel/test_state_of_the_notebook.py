@@ -13,8 +13,6 @@ import pytest
 
 from tests.kernel.kernels import Kernel
 
-METHODS = ["supervisor", "fork", "spawn"]
-
 CONNECTED = """
 def connected():
     from accelerate_nb import Accelerator
@@ -26,7 +24,7 @@ def connected():
 
 
 @pytest.mark.parametrize("before", ["Accelerator()", "PartialState()", "Accelerator(mixed_precision='no')"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["supervisor", "fork", "spawn"])
 def test_a_state_that_was_made_in_an_earlier_cell_does_not_matter(kernel: Kernel, before: str, method: str) -> None:
     kernel.ok("from accelerate_nb import Accelerator, PartialState")
     kernel.ok(f"made_before = {before}")
