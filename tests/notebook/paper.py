@@ -2,7 +2,12 @@
 
 import re
 
+from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.notebook.display.text_output import CellSink, LabelledLine, OutputLimits
+
+
+def line(text, rank=0, stream="stdout", open=False):
+    return LogLine(rank, stream, text, 0.0, open)
 
 
 class Paper(CellSink):

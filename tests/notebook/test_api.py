@@ -28,12 +28,6 @@ from accelerate_nb.reports.summary import RunFacts
 VARIABLES = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
 
 
-@pytest.fixture(autouse=True)
-def _folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-
-
 def launch_environment():
     """What a worker's environment says."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
@@ -163,19 +157,15 @@ def test_settings_reach_every_rank_whose_values_come_back_on_request_and_others_
         assert "ACCELERATE_MIXED_PRECISION" not in item
 
 
-def test_the_configuration_file_sets_what_the_call_does_not(tmp_path):
-    file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text("num_processes: 2\nmixed_precision: bf16\nuse_cpu: true\n")
+def test_the_configuration_file_sets_what_the_call_does_not(default_file):
+    default_file.write_text("num_processes: 2\nmixed_precision: bf16\nuse_cpu: true\n")
     found = notebook_launcher(launch_environment, results="all")
     assert [item["ACCELERATE_MIXED_PRECISION"] for item in found] == ["bf16", "bf16"]
     assert notebook_launcher(launch_environment, config_file="", num_processes=1)["WORLD_SIZE"] == "1"
 
 
-def test_a_debug_launch_is_on_two_cpu_processes_whatever_the_file_sets(tmp_path):
-    file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text("mixed_precision: bf16\nnum_processes: 3\n")
+def test_a_debug_launch_is_on_two_cpu_processes_whatever_the_file_sets(default_file):
+    default_file.write_text("mixed_precision: bf16\nnum_processes: 3\n")
     assert debug_launcher(launch_environment) == {"RANK": "0", "WORLD_SIZE": "2", "ACCELERATE_MIXED_PRECISION": "no"}
 
 

@@ -1,52 +1,31 @@
 """The extension warms the supervisor, and tells it what the notebook uses."""
 
-import atexit
 import sys
 import time
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from accelerate_nb.launching.engines import supervisor as supervised
 from accelerate_nb.notebook.extension import is_useful, load_ipython_extension, modules_of, unload_ipython_extension
 
 
-class Supervisor:
-    """What the supervisor was asked for."""
-
-    def __init__(self):
-        self.warmed = 0
-        self.cooled = 0
-        self.preloaded = []
-
-    def warm(self, idle_timeout=None):
-        self.warmed += 1
-
-    def cool(self):
-        self.cooled += 1
-
-    def preload(self, names):
-        self.preloaded.append(list(names))
-
-
 @pytest.fixture
 def supervisor(monkeypatch):
-    stub = Supervisor()
-    for name in ("warm", "cool", "preload"):
-        monkeypatch.setattr(supervised, name, getattr(stub, name))
-    return stub
+    """What the supervisor was asked for."""
+    asked = SimpleNamespace(warmed=0, cooled=0, preloaded=[])
+    monkeypatch.setattr(supervised, "warm", lambda idle_timeout=None: setattr(asked, "warmed", asked.warmed + 1))
+    monkeypatch.setattr(supervised, "cool", lambda: setattr(asked, "cooled", asked.cooled + 1))
+    monkeypatch.setattr(supervised, "preload", lambda names: asked.preloaded.append(list(names)))
+    return asked
 
 
 @pytest.fixture
-def shell(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a shell puts its own there
-    made = InteractiveShell(ipython_dir=str(tmp_path), config=Config({"HistoryManager": {"enabled": False}}))
-    yield made
-    made.atexit_operations()
-    atexit.unregister(made.atexit_operations)
+def shell(one_shell, supervisor):
+    one_shell.reset()
+    yield one_shell
+    unload_ipython_extension(one_shell)
 
 
 def test_it_sends_each_module_once_at_once_or_after_the_cell_that_names_it_until_it_is_unloaded(
@@ -102,17 +81,8 @@ def test_only_installed_modules_that_are_not_loaded_anyway_are_sent(tmp_path, mo
 
     assert is_useful("yaml")
     assert is_useful("numpy.linalg")
-    for name in (
-        "mine_own",
-        "json",
-        "sys",
-        "__main__",
-        "builtins",
-        "torch.nn",
-        "accelerate_nb.errors",
-        "no_such_module",
-    ):
-        assert not is_useful(name)
+    not_sent = ("mine_own", "json", "sys", "__main__", "builtins", "torch.nn", "accelerate_nb.errors", "no_such_module")
+    assert not any(map(is_useful, not_sent))
     del sys.modules["mine_own"]
 
 

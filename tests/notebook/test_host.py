@@ -2,16 +2,16 @@
 
 import json
 import os
-import pty
-import subprocess
 import sys
 
 import nbformat
+import pexpect
 import pytest
 from nbclient import NotebookClient
 
 from accelerate_nb.notebook import host as hosting
 from accelerate_nb.notebook.host import host, reader_of
+from tests.processes import python
 
 REPORT = """
 import json, os
@@ -27,60 +27,45 @@ def test_a_kernel_is_a_kernel():
     assert json.loads(notebook.cells[0].outputs[0].text) == ["jupyter", None, "CellSink"]
 
 
-def test_a_script_in_a_pipe_is_a_script():
-    done = subprocess.run([sys.executable, "-c", REPORT], capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(done.stdout) == ["script", None, "TextSink"]
-
-
-def test_a_script_that_imported_ipython_is_still_a_script():
-    code = "import IPython\n" + REPORT
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(done.stdout)[0] == "script"
+@pytest.mark.parametrize("before", ["", "import IPython\n"], ids=["alone", "with IPython imported"])
+def test_a_script_in_a_pipe_is_a_script(before):
+    assert json.loads(python("-c", before + REPORT, check=True).stdout) == ["script", None, "TextSink"]
 
 
 def test_ipython_in_a_terminal_is_ipython(tmp_path):
     script = tmp_path / "script.ipy"
     script.write_text(REPORT)
-    ours, theirs = pty.openpty()
     environment = {**os.environ, "IPYTHONDIR": str(tmp_path), "TERM": "xterm"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "IPython", "--quick", str(script)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment,
-    )
-    os.close(theirs)
-    received = b""
-    try:
-        while part := os.read(ours, 65536):
-            received += part
-    except OSError:  # Linux says so when the other side has closed
-        pass
-    os.close(ours)
-    assert process.wait(30) == 0
-    assert '["ipython", null, "TerminalSink"]' in received.decode()
+    command = ["-m", "IPython", "--quick", str(script)]
+    child = pexpect.spawn(sys.executable, command, env=environment, timeout=60, encoding="utf-8")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert '["ipython", null, "TerminalSink"]' in child.before
 
 
-class Shell:
-    """The part of a notebook's shell that is looked at."""
-
-    kernel = object()
-
-
-def test_colab_is_known_by_its_shell(monkeypatch):
-    colab = type("Shell", (Shell,), {"__module__": "google.colab._shell"})
-    monkeypatch.setattr(hosting, "_shell", colab)
-    # credentials of Kaggle in the environment do not make a Kaggle of it
-    assert host({"KAGGLE_USERNAME": "me", "KAGGLE_KEY": "secret"}).service == "colab"
+def shell(**members):
+    """What gives a notebook's shell, as far as that is looked at."""
+    return type("Shell", (), {"kernel": object(), **members})
 
 
 @pytest.mark.parametrize(
-    ("environment", "service"),
-    [({"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, "kaggle"), ({"KAGGLE_USERNAME": "me"}, None), ({}, None)],
+    ("environment", "members", "service"),
+    [
+        # Colab by its shell: credentials of Kaggle in the environment do not make a Kaggle of it
+        ({"KAGGLE_USERNAME": "me", "KAGGLE_KEY": "secret"}, {"__module__": "google.colab._shell"}, "colab"),
+        ({"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, {}, "kaggle"),
+        ({"KAGGLE_USERNAME": "me"}, {}, None),
+        ({}, {}, None),
+        ({"VSCODE_PID": "1"}, {"user_ns": {}}, "vscode"),
+        ({}, {"user_ns": {"__vsc_ipynb_file__": "a.ipynb"}}, "vscode"),
+        ({"TERM_PROGRAM": "vscode"}, {"user_ns": {}}, None),
+    ],
 )
-def test_kaggle_is_known_by_its_run_type(monkeypatch, environment, service):
-    monkeypatch.setattr(hosting, "_shell", Shell)
+def test_colab_is_known_by_its_shell_kaggle_by_its_run_type_and_vs_code_by_its_kernels(
+    monkeypatch, environment, members, service
+):
+    monkeypatch.setattr(hosting, "_shell", shell(**members))
     assert host(environment).service == service
 
 
@@ -107,7 +92,7 @@ def test_what_reads_a_kernel_is_known_by_its_command(command, reader):
 
 @pytest.mark.parametrize("parent", ["", "nonsense", "999999999", "-1", str(2**80)])
 def test_a_kernel_whose_parent_can_not_be_seen_may_well_have_a_page(monkeypatch, parent):
-    monkeypatch.setattr(hosting, "_shell", Shell)
+    monkeypatch.setattr(hosting, "_shell", shell())
     assert host({"JPY_PARENT_PID": parent}).reader == "page"
 
 
@@ -116,19 +101,5 @@ def test_a_notebook_that_is_executed_into_a_file_is_known(tmp_path):
     notebook = tmp_path / "a.ipynb"
     code = "import os\nfrom accelerate_nb.notebook.host import host\nprint(host(os.environ).reader)"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), notebook)
-    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(notebook)]
-    subprocess.run(command, capture_output=True, check=True, timeout=60)
+    python("-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", notebook, check=True)
     assert nbformat.read(notebook, 4).cells[0].outputs[0].text == "file\n"
-
-
-@pytest.mark.parametrize(
-    ("environment", "names", "service"),
-    [
-        ({"VSCODE_PID": "1"}, {}, "vscode"),
-        ({}, {"__vsc_ipynb_file__": "a.ipynb"}, "vscode"),
-        ({"TERM_PROGRAM": "vscode"}, {}, None),
-    ],
-)
-def test_vs_code_is_known_by_its_kernels(monkeypatch, environment, names, service):
-    monkeypatch.setattr(hosting, "_shell", type("Shell", (Shell,), {"user_ns": names}))
-    assert host(environment).service == service

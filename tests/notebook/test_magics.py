@@ -1,16 +1,13 @@
 """`%%accelerate` and `%accelerate` in a shell: registered, completed, explained, and refused where they make no sense."""
 
-import atexit
 import re
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from IPython.core.completer import provisionalcompleter
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands
 from accelerate_nb.config.settings import settings
@@ -25,18 +22,6 @@ from accelerate_nb.notebook.cells.commands import described
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from tests.notebook.paper import Paper
 from tests.reports.kept_run import keep
-
-
-@pytest.fixture(scope="module")
-def one_shell(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a shell puts its own there
-        folder = str(tmp_path_factory.mktemp("ipython"))
-        made = InteractiveShell(ipython_dir=folder, config=Config({"HistoryManager": {"enabled": False}}))
-        made.colors = "nocolor"
-        yield made
-        made.atexit_operations()
-        atexit.unregister(made.atexit_operations)
 
 
 @pytest.fixture
@@ -208,16 +193,16 @@ def test_no_session_starts_in_a_worker(monkeypatch):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(3, "3"), ("a" * 100, "str of length 100"), ([1, 2], "[1, 2]"), (list(range(100)), "list of length 100")],
+    [
+        (3, "3"),
+        ("a" * 100, "str of length 100"),
+        ([1, 2], "[1, 2]"),
+        (list(range(100)), "list of length 100"),
+        (np.zeros((2, 3), "float32"), "ndarray of shape (2, 3), float32"),
+    ],
 )
 def test_a_value_is_described_in_a_few_words(value, text):
     assert described(value) == text
-
-
-def test_arrays_are_described_by_their_shapes():
-    import numpy
-
-    assert described(numpy.zeros((2, 3), "float32")) == "ndarray of shape (2, 3), float32"
 
 
 def test_flags_of_commands_are_settings():

@@ -3,13 +3,13 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from accelerate_nb.events.event_types import Display, LogLine, Progress
+from accelerate_nb.events.event_types import Display, Progress
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.run import LaunchFacts, Run
 from accelerate_nb.launching.session import CellControl, CellResult
 from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.display.text_output import OutputLimits
-from tests.notebook.paper import Paper
+from tests.notebook.paper import Paper, line
 
 FOLDER = Path("/runs/1")
 
@@ -32,21 +32,16 @@ class Desk:
             self.view.apply(event)
         return self
 
-    def refresh(self, seconds=1.0):
-        self.now += seconds
+    def refresh(self):
+        self.now += 1.0
         self.output.refresh()
-        return [line.text for line in self.paper.lines]
 
     def close(self, *results):
         self.control.ended = {rank: CellResult(rank) for rank in self.control.facts.ranks}
         self.control.ended |= {result.rank: result for result in results}
         self.control.finish(None)
         self.output.closed()
-        return [line.text for line in self.paper.lines]
-
-
-def line(text, rank=0, stream="stdout", open=False):
-    return LogLine(rank, stream, text, 0.0, open)
+        return self.paper.texts
 
 
 def rich(rank, html):
@@ -92,20 +87,17 @@ def test_values_of_the_last_expression_come_last():
 
 def test_an_equal_display_that_comes_late_is_not_missed():
     desk = Desk().feed(rich(0, "<b>"))
-    desk.refresh(1.0)
-    desk.refresh(1.0)
+    for _ in range(2):
+        desk.refresh()
     desk.feed(rich(1, "<b>"))
     assert desk.close() == ["[0]", "<shown>"]
 
 
 def test_an_update_takes_the_place_of_what_was_shown():
     desk = Desk()
-    desk.feed(
-        Display(0, {"text/html": "<i>1</i>"}, {}, 0.0, "bar"), Display(1, {"text/html": "<i>1</i>"}, {}, 0.0, "bar")
-    )
-    for number in range(2, 9):
+    for number in range(1, 9):
         for rank in (0, 1):
-            desk.feed(Display(rank, {"text/html": f"<i>{number}</i>"}, {}, 0.0, "bar", update=True))
+            desk.feed(Display(rank, {"text/html": f"<i>{number}</i>"}, {}, 0.0, "bar", update=number > 1))
     desk.close()
     assert desk.paper.names == [("1-0-bar", False), ("1-0-bar", True)]
     assert desk.paper.shown[-1] == {"text/html": "<i>8</i>"}

@@ -27,7 +27,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.live_terminal import TerminalSink, board_lines
 from accelerate_nb.notebook.display.text import TextFrontEnd, standard_sink
 from accelerate_nb.notebook.display.text_output import LabelledLine
-from tests.notebook.paper import on_screen
+from tests.notebook.paper import line, on_screen
 
 FOLDER = Path("/runs/1")
 BEGAN = 1_700_000_000.0
@@ -80,16 +80,8 @@ class CapturedStreams:
         return self.out.getvalue().splitlines(), self.err.getvalue().splitlines()
 
 
-def line(text, rank=0, stream="stdout", open=False):
-    return LogLine(rank, stream, text, 0.0, open)
-
-
 def bar(rank, done, total=10):
     return Progress(rank, "train", done, total, BEGAN, rate=2.0)
-
-
-def did_you_mean(text, meaning, rank=0):
-    return LogLine(rank, "stderr", text, 0.0, meaning=meaning)
 
 
 # ----------------------------------------------------------------------------------------------------------------- in a pipe
@@ -206,11 +198,8 @@ def test_a_bar_is_drawn_once_and_other_open_lines_below_the_lines():
 
 
 def test_errors_and_warnings_have_their_colours_in_a_terminal_and_none_in_a_pipe():
-    events = [
-        did_you_mean("ERROR:root:wrong", "error"),
-        did_you_mean("WARNING:root:slow", "warning"),
-        did_you_mean("100%|##| 3/3", "bar"),
-    ]
+    meanings = {"ERROR:root:wrong": "error", "WARNING:root:slow": "warning", "100%|##| 3/3": "bar"}
+    events = [LogLine(0, "stderr", text, 0.0, meaning=meaning) for text, meaning in meanings.items()]
     captured = CapturedStreams(1, out=True, err=True).feed(*events)
     text = "\n".join(line for lines in captured.end() for line in lines)
     for code, event in zip((31, 33, 2), events, strict=True):
@@ -286,9 +275,6 @@ def test_a_hundred_thousand_lines_are_shown_or_counted():
     assert skipped + sum(bool(re.match(r"\[\d\] +\d+$", item)) for item in captured.screen) == 100_000
 
 
-# --------------------------------------------------------------------------------------------------------------------- board
-
-
 def board(size, columns=200, rows=24, *, failed=(), nodes=(), **bars):
     view = RunState(size)
     for rank in range(size):
@@ -353,9 +339,6 @@ def test_what_the_encoding_of_a_terminal_lacks_takes_the_columns_of_what_stands_
     assert max(map(len, on_screen(screen.buffer.getvalue().decode()))) == 79
 
 
-# ------------------------------------------------------------------------------------------------------------------- failures
-
-
 def test_a_failure_is_reported_with_its_rank_its_traceback_and_what_to_do():
     captured = CapturedStreams()
     captured.feed(
@@ -375,17 +358,16 @@ def test_a_failure_is_reported_with_its_rank_its_traceback_and_what_to_do():
     assert captured.front_end.has_shown_failure is True
 
 
-def test_a_quiet_run_that_fails_reports_why():
-    captured = CapturedStreams(quiet=True).feed(Failure(1, "ValueError", "bad batch", "Traceback", BEGAN))
-    assert captured.end("failed")[1] == ["✖ rank 1 stopped with ValueError: bad batch", "Traceback"]
-
-
-def test_a_program_that_ends_itself_with_a_code_is_reported_in_one_line():
-    captured = CapturedStreams(quiet=True)
-    captured.feed(
-        Failure(0, "SystemExit", "2", "Traceback", BEGAN), Failure(1, "SystemExit", "2", "Traceback", BEGAN + 1)
-    )
-    assert captured.end("failed")[1] == ["✖ rank 0 stopped with SystemExit: 2"]
+@pytest.mark.parametrize(
+    ("ranks", "error", "reported"),
+    [
+        ((1,), ("ValueError", "bad batch"), ["✖ rank 1 stopped with ValueError: bad batch", "Traceback"]),
+        ((0, 1), ("SystemExit", "2"), ["✖ rank 0 stopped with SystemExit: 2"]),
+    ],
+)
+def test_a_quiet_run_that_fails_reports_why_and_an_exit_with_a_code_in_one_line(ranks, error, reported):
+    captured = CapturedStreams(quiet=True).feed(*(Failure(rank, *error, "Traceback", BEGAN + rank) for rank in ranks))
+    assert captured.end("failed")[1] == reported
 
 
 def test_a_run_that_was_stopped_has_no_failure_to_report():
@@ -400,9 +382,6 @@ def test_something_rich_is_shown_as_its_text():
         Display(0, {"text/html": "<b>", "text/plain": "a\nb"}, {}, 0.0), Display(1, {"image/png": ""}, {}, 0.0)
     )
     assert captured.end()[0] == ["[0] a", "[0] b", "[1] <image/png>"]
-
-
-# ---------------------------------------------------------------------------------------------------------------- really
 
 
 @pytest.fixture(scope="module")

@@ -34,18 +34,19 @@ def line(text: str, rank: int = 0, *, open: bool = False, stream: Any = "stdout"
     return LogLine(rank=rank, stream=stream, text=text, time=time, open=open)
 
 
-def fed(view: RunState) -> MessageFeed:
-    """A feed whose page knows everything so far."""
-    feed = MessageFeed(view, clock=lambda: 9.0)
-    for _ in feed.backlog(FACTS):
-        pass
-    return feed
-
-
 def applied(view: RunState, *events: Any) -> RunState:
     for event in events:
         view.apply(event)
     return view
+
+
+def fed(size: int = 1, *events: Any) -> tuple[RunState, MessageFeed]:
+    """A run, and a feed whose page knows everything of it so far."""
+    view = applied(RunState(size), *events)
+    feed = MessageFeed(view, clock=lambda: 9.0)
+    for _ in feed.backlog(FACTS):
+        pass
+    return view, feed
 
 
 def test_the_first_message_of_a_backlog_resets_the_page_and_holds_all_that_is_small():
@@ -72,8 +73,7 @@ def test_the_first_message_of_a_backlog_resets_the_page_and_holds_all_that_is_sm
 
 def test_only_what_has_changed_is_sent_and_nothing_where_nothing_has():
     loss = Metric(0, "loss", 1.0, 1, 1.0)
-    view = applied(RunState(2), Progress(0, "a", 1, 9, 1.0), Progress(1, "a", 1, 9, 1.0), line("x"), loss)
-    feed = fed(view)
+    view, feed = fed(2, Progress(0, "a", 1, 9, 1.0), Progress(1, "a", 1, 9, 1.0), line("x"), loss)
     assert feed.news() is None
     applied(view, Progress(1, "a", 2, 9, 2.0))
     message = feed.news()
@@ -104,8 +104,7 @@ def test_a_backlog_holds_every_kept_line_in_messages_of_2000():
 
 
 def test_a_flood_is_cut_to_its_newest_lines_and_the_rest_is_counted():
-    view = RunState(1)
-    feed = fed(view)
+    view, feed = fed()
     applied(view, *(line(str(number)) for number in range(5000)))
     assert feed.is_far_behind()
     message = feed.news()
@@ -117,8 +116,7 @@ def test_a_flood_is_cut_to_its_newest_lines_and_the_rest_is_counted():
 
 
 def test_lines_of_megabytes_do_not_make_a_message_of_hundreds():
-    view = RunState(1)
-    feed = fed(view)
+    view, feed = fed()
     applied(view, *(line("x" * 1_000_000) for _ in range(30)), *(line("y" * 15_000) for _ in range(200)))
     message = feed.news()
     assert message is not None
@@ -149,8 +147,7 @@ NODES = (NodeRanks(0, "a", 0, 0), NodeRanks(1, "b", 1, 1))
     ],
 )
 def test_a_fact_is_sent_when_it_has_changed_once_and_to_a_page_that_begins_anew(events, name, sent):
-    view = RunState(2)
-    feed = fed(view)
+    view, feed = fed(2)
     for event in events:
         view.apply(event)
         message = feed.news() or {}
@@ -163,16 +160,14 @@ def test_a_fact_is_sent_when_it_has_changed_once_and_to_a_page_that_begins_anew(
 
 
 def test_a_precision_that_is_given_up_is_sent():
-    view = RunState(1)
-    feed = fed(view)
+    view, feed = fed()
     for name in ("bf16", "no"):
         view.apply(PrecisionChoice(0, name, 1.0))
         assert (feed.news() or {})["precision"] == name
 
 
 def test_the_parts_of_steps_are_sent_in_milliseconds_with_what_makes_them_slow():
-    view = RunState(1)
-    feed = fed(view)
+    view, feed = fed()
     view.apply(StepBreakdown(0, 5, 0.006, 0.003, 0.001, 0.0, 0.0, 0.0, 1.0, workers=0))
     message = feed.news() or {}
     assert message["steps"] == [[0, [6.0, 3.0, 1.0, 0.0, 0.0, 0.0]]]
@@ -186,8 +181,7 @@ def test_the_parts_of_steps_are_sent_in_milliseconds_with_what_makes_them_slow()
 
 
 def test_an_open_line_is_sent_when_it_changes_and_again_after_a_line_has_ended():
-    view = RunState(1)
-    feed = fed(view)
+    view, feed = fed()
     view.apply(line("10 %", open=True))
     assert (feed.news() or {})["lines"] == [[0, 0, "10 %", 1.0, 1]]
     view.apply(Metric(0, "loss", 1.0, 1, 1.0))
@@ -221,8 +215,7 @@ def test_a_backlog_ends_with_the_open_lines():
 
 
 def test_numbers_that_json_does_not_know_are_sent_as_words():
-    view = RunState(1)
-    feed = fed(view)
+    view, feed = fed()
     applied(view, *(Metric(0, "loss", value, 1, 1.0) for value in (math.nan, math.inf, -math.inf, 0.5)))
     message = feed.news()
     assert message is not None
@@ -231,8 +224,7 @@ def test_numbers_that_json_does_not_know_are_sent_as_words():
 
 
 def test_many_points_are_thinned_and_the_newest_stays():
-    view = RunState(1)
-    feed = fed(view)
+    view, feed = fed()
     applied(view, *(Metric(0, "loss", float(step), step, 1.0) for step in range(12_000)))
     (name, rank, points), *_ = (feed.news() or {})["metrics"]
     assert (name, rank) == ("loss", 0)
@@ -243,8 +235,7 @@ def test_many_points_are_thinned_and_the_newest_stays():
 
 
 def test_a_display_that_is_only_text_is_lines():
-    view = RunState(1)
-    feed = fed(view)
+    view, feed = fed()
     view.apply(Display(0, {"text/plain": "a\nb"}, {}, 1.0))
     assert [row[2] for row in (feed.news() or {})["lines"]] == ["a", "b"]
 
@@ -265,8 +256,7 @@ def test_the_failure_that_led_to_the_others_is_sent_and_the_others_in_a_line():
 
 
 def test_a_failure_is_sent_once_and_taken_back_where_the_rank_starts_anew():
-    view = RunState(2)
-    feed = fed(view)
+    view, feed = fed(2)
     view.apply(FAILED)
     assert (feed.news() or {})["failure"]["type"] == "KeyError"
     view.apply(line("x"))
@@ -276,8 +266,7 @@ def test_a_failure_is_sent_once_and_taken_back_where_the_rank_starts_anew():
 
 
 def test_a_restart_is_sent_with_the_former_ones_and_bars_are_sent_anew():
-    view = applied(RunState(2), Progress(1, "epoch", 3, None, 1.0))
-    feed = fed(view)
+    view, feed = fed(2, Progress(1, "epoch", 3, None, 1.0))
     applied(view, Restart(1, 2, "rank 1 ended with SIGKILL", 0.0, 2.0), Progress(1, "epoch", 1, None, 2.0))
     message = feed.news()
     assert message["restarts"] == [[1, 2, "restart 1 of 2: rank 1 ended with SIGKILL"]]

@@ -7,13 +7,11 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
-from accelerate_nb.events.event_types import Display, LogLine, StateChange
+from accelerate_nb.events.event_types import Display, StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_output import CellSink, OutputLimits
-from tests.notebook.paper import Paper
-
-FOLDER = Path("/runs/1")
+from tests.notebook.paper import Paper, line
 
 
 class Desk:
@@ -24,7 +22,11 @@ class Desk:
         self.paper = Paper(bound)
         self.view = RunState(**sizes)
         self.front_end = TextFrontEnd(lambda: self.paper, template, clock=lambda: self.now)
-        self.front_end.opened(SimpleNamespace(view=self.view, folder=FOLDER))
+        self.open()
+
+    def open(self):
+        self.front_end.opened(SimpleNamespace(view=self.view, folder=Path("/runs/1")))
+        return self
 
     def feed(self, *events):
         for event in events:
@@ -34,21 +36,17 @@ class Desk:
     def refresh(self):
         self.now += 1
         self.front_end.refresh()
+        return self
 
     def close(self):
         self.front_end.closed()
         return self.paper.texts
 
 
-def line(text, rank=0, stream="stdout", open=False):
-    return LogLine(rank, stream, text, 0.0, open)
-
-
 def test_a_quiet_run_prints_nothing():
-    task_loop = Desk(size=2).feed(StateChange(None, "running", 0.0), StateChange(0, "running", 0.0, "4711"))
-    task_loop.refresh()
-    assert task_loop.close() == []
-    assert task_loop.paper.open == []
+    desk = Desk(size=2).feed(StateChange(None, "running", 0.0), StateChange(0, "running", 0.0, "4711")).refresh()
+    assert desk.close() == []
+    assert desk.paper.open == []
 
 
 def test_lines_stand_behind_their_ranks():
@@ -64,48 +62,42 @@ def test_a_prefix_template_is_filled_in(template, label):
 
 
 def test_lines_are_written_a_few_times_a_second():
-    task_loop = Desk()
+    desk = Desk()
     for i in range(1000):
-        task_loop.feed(line(str(i)))
-        task_loop.now += 0.001
-        task_loop.front_end.refresh()
-    assert 1 < task_loop.paper.writes <= 10
-    assert task_loop.close() == [f"[0] {i}" for i in range(1000)]
+        desk.feed(line(str(i)))
+        desk.now += 0.001
+        desk.front_end.refresh()
+    assert 1 < desk.paper.writes <= 10
+    assert desk.close() == [f"[0] {i}" for i in range(1000)]
 
 
 def test_progress_is_one_line_a_rank_that_updates():
-    task_loop = Desk()
+    desk = Desk()
     for percent in (10, 20, 30):
-        task_loop.feed(line(f"{percent}%", 0, "stderr", open=True), line(f"{percent + 1}%", 1, "stderr", open=True))
-        task_loop.refresh()
-    assert task_loop.paper.open == ["[0] 30%", "[1] 31%"]
-    assert task_loop.paper.texts == []
-    task_loop.feed(line("100%", 0, "stderr"))
-    task_loop.refresh()
-    assert task_loop.paper.open == ["[1] 31%"]
-    assert task_loop.paper.texts == ["[0] 100%"]
+        desk.feed(line(f"{percent}%", 0, "stderr", open=True), line(f"{percent + 1}%", 1, "stderr", open=True))
+        desk.refresh()
+    assert desk.paper.open == ["[0] 30%", "[1] 31%"]
+    assert desk.paper.texts == []
+    desk.feed(line("100%", 0, "stderr")).refresh()
+    assert desk.paper.open == ["[1] 31%"]
+    assert desk.paper.texts == ["[0] 100%"]
 
 
 def test_a_line_that_only_waits_for_its_end_is_no_progress():
-    task_loop = Desk().feed(line("loading...", open=True))
-    task_loop.refresh()
-    task_loop.feed(line("loading... done"))
-    task_loop.refresh()
-    assert not any(task_loop.paper.opened)
-    assert task_loop.close() == ["[0] loading... done"]
+    desk = Desk().feed(line("loading...", open=True)).refresh().feed(line("loading... done")).refresh()
+    assert not any(desk.paper.opened)
+    assert desk.close() == ["[0] loading... done"]
 
 
 def test_a_hundred_open_lines_are_summed_up():
-    task_loop = Desk().feed(*(line("1%", rank, open=True) for rank in range(100)))
-    task_loop.refresh()
-    task_loop.refresh()
-    assert len(task_loop.paper.open) == 33
-    assert task_loop.paper.open[-1] == "... and 68 more"
+    desk = Desk().feed(*(line("1%", rank, open=True) for rank in range(100))).refresh().refresh()
+    assert len(desk.paper.open) == 33
+    assert desk.paper.open[-1] == "... and 68 more"
 
 
 def test_colours_pass_and_end_with_their_line():
-    task_loop = Desk().feed(line("\x1b[31mred"), line("\x1b[1;32mgreen\x1b[0m"))
-    assert task_loop.close() == ["[0] \x1b[31mred\x1b[0m", "[0] \x1b[1;32mgreen\x1b[0m"]
+    desk = Desk().feed(line("\x1b[31mred"), line("\x1b[1;32mgreen\x1b[0m"))
+    assert desk.close() == ["[0] \x1b[31mred\x1b[0m", "[0] \x1b[1;32mgreen\x1b[0m"]
 
 
 @pytest.mark.parametrize(
@@ -116,11 +108,10 @@ def test_what_would_move_the_cursor_is_left_out(noise):
 
 
 def test_long_runs_are_bounded_and_end_with_their_last_lines():
-    task_loop = Desk(bound=OutputLimits(lines=10, tail_lines=3, tail_size=10_000), size=2)
-    task_loop.feed(*(line(f"{i:04}", i % 2) for i in range(100)))
-    task_loop.refresh()
-    task_loop.feed(*(line(f"{i:04}", i % 2) for i in range(100, 200)))
-    texts = task_loop.close()
+    desk = Desk(bound=OutputLimits(lines=10, tail_lines=3, tail_size=10_000), size=2)
+    for begin in (0, 100):
+        desk.refresh().feed(*(line(f"{i:04}", i % 2) for i in range(begin, begin + 100)))
+    texts = desk.close()
     assert texts[:10] == [f"[{i % 2}] {i:04}" for i in range(10)]
     assert "all lines of each rank are in /runs/1" in texts[10]
     assert texts[11:] == [
@@ -132,47 +123,44 @@ def test_long_runs_are_bounded_and_end_with_their_last_lines():
 
 
 def test_a_second_wait_goes_on_where_the_first_ended_with_room_of_its_own():
-    task_loop = Desk(bound=OutputLimits(lines=3, tail_lines=1, tail_size=10_000))
-    task_loop.feed(*(line(str(i)) for i in range(6)))
-    first = list(task_loop.close())
+    desk = Desk(bound=OutputLimits(lines=3, tail_lines=1, tail_size=10_000))
+    desk.feed(*(line(str(i)) for i in range(6)))
+    first = list(desk.close())
     assert first[-2:] == ["[0] ... 2 lines are only in /runs/1 ...", "[0] 5"]
-    task_loop.front_end.opened(SimpleNamespace(view=task_loop.view, folder=FOLDER))
-    task_loop.feed(line("6"), line("7"))
-    second = list(task_loop.close())
+    second = list(desk.open().feed(line("6"), line("7")).close())
     assert second[len(first) :] == ["[0] 6", "[0] 7"]
-    task_loop.front_end.opened(SimpleNamespace(view=task_loop.view, folder=FOLDER))
-    task_loop.feed(*(line(str(i)) for i in range(8, 14)))
-    assert task_loop.close()[len(second) :][-2:] == ["[0] ... 2 lines are only in /runs/1 ...", "[0] 13"]
+    third = desk.open().feed(*(line(str(i)) for i in range(8, 14))).close()
+    assert third[len(second) :][-2:] == ["[0] ... 2 lines are only in /runs/1 ...", "[0] 13"]
 
 
 def test_a_rank_whose_lines_were_all_written_is_not_repeated():
-    task_loop = Desk(bound=OutputLimits(lines=10, tail_lines=3, tail_size=10_000), size=2)
-    task_loop.feed(line("alone", 1), *(line(str(i), 0) for i in range(100)))
-    assert [text for text in task_loop.close() if text.startswith("[1]")] == ["[1] alone"]
+    desk = Desk(bound=OutputLimits(lines=10, tail_lines=3, tail_size=10_000), size=2)
+    desk.feed(line("alone", 1), *(line(str(i), 0) for i in range(100)))
+    assert [text for text in desk.close() if text.startswith("[1]")] == ["[1] alone"]
 
 
 def test_lines_that_came_too_fast_are_counted():
-    task_loop = Desk(backlog=10).feed(*(line(str(i)) for i in range(1010)))
-    texts = task_loop.close()
+    desk = Desk(backlog=10).feed(*(line(str(i)) for i in range(1010)))
+    texts = desk.close()
     assert texts[0] == "... 1,000 lines came faster than they could be shown; they are in /runs/1 ..."
     assert texts[1:] == [f"[0] {i}" for i in range(1000, 1010)]
 
 
 def test_a_very_long_line_is_cut_for_a_cell_only():
     short, long = Desk(bound=OutputLimits(width=100)), Desk()
-    for task_loop in (short, long):
-        task_loop.feed(line("x" * 1_000_000))
+    for desk in (short, long):
+        desk.feed(line("x" * 1_000_000))
     assert short.close() == [f"[0] {'x' * 100} ... (999,900 more characters are in the run's folder)"]
     assert len(long.close()[0]) == 1_000_004
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "\x1b[31m\x1b[0m" * 400, "ä€😀" * 700, '"\\' * 1000, "", "ok"])
 def test_whatever_ranks_write_a_cell_stays_under_a_megabyte(text):
-    task_loop = Desk(bound=CellSink.bound, size=8)
+    desk = Desk(bound=CellSink.bound, size=8)
     for i in range(20_000):
-        task_loop.feed(line(text, i % 8, "stderr" if i % 3 else "stdout"))
-    task_loop.close()
-    assert saved_size(task_loop.paper.lines) < 1_000_000
+        desk.feed(line(text, i % 8, "stderr" if i % 3 else "stdout"))
+    desk.close()
+    assert saved_size(desk.paper.lines) < 1_000_000
 
 
 def saved_size(lines):
@@ -186,9 +174,9 @@ def saved_size(lines):
 
 
 def test_something_rich_is_shown_in_its_place_under_its_rank():
-    task_loop = Desk().feed(line("a"), Display(1, {"text/html": "<b>x</b>", "text/plain": "x"}, {}, 0.0), line("b"))
-    assert task_loop.close() == ["[0] a", "[1]", "<shown>", "[0] b"]
-    assert task_loop.paper.shown == [{"text/html": "<b>x</b>", "text/plain": "x"}]
+    desk = Desk().feed(line("a"), Display(1, {"text/html": "<b>x</b>", "text/plain": "x"}, {}, 0.0), line("b"))
+    assert desk.close() == ["[0] a", "[1]", "<shown>", "[0] b"]
+    assert desk.paper.shown == [{"text/html": "<b>x</b>", "text/plain": "x"}]
 
 
 @pytest.mark.parametrize(
@@ -199,10 +187,10 @@ def test_a_display_that_is_only_text_is_lines(data):
 
 
 def test_displays_are_bounded():
-    task_loop = Desk(bound=OutputLimits(displays=3))
-    task_loop.feed(*(Display(0, {"text/html": str(i)}, {}, 0.0) for i in range(10)))
-    texts = task_loop.close()
-    assert [data["text/html"] for data in task_loop.paper.shown] == ["0", "1", "2"]
+    desk = Desk(bound=OutputLimits(displays=3))
+    desk.feed(*(Display(0, {"text/html": str(i)}, {}, 0.0) for i in range(10)))
+    texts = desk.close()
+    assert [data["text/html"] for data in desk.paper.shown] == ["0", "1", "2"]
     assert texts[-1] == "... a cell shows no more; the other displays are in /runs/1 ..."
 
 

@@ -4,73 +4,53 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-FEED = """
+BEGIN = """
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from accelerate_nb.events.event_types import Display, LogLine
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.host import host
 from accelerate_nb.notebook.display.text import TextFrontEnd
-import os
+from tests.notebook.paper import line
 
-def line(text, rank=0, stream="stdout", open=False):
-    return LogLine(rank, stream, text, 0.0, open)
-
-def start():
-    view = RunState(size=2)
-    front_end = TextFrontEnd(host(os.environ).screen, "[$rank] ", interval=0.0)
-    front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1"), name="train", started=1.0))
-    return view, front_end
+view = RunState(size=2)
+front_end = TextFrontEnd(host(os.environ).screen, "[$rank] ", interval=0.0)
+front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1"), name="train", started=1.0))
 """
-
-LINES = """
-view, front_end = start()
-view.apply(line("hello", 1)); view.apply(line("INFO:root:trouble", 0, "stderr")); view.apply(line("bye"))
-front_end.closed()
-"""
-
 BARS = """
-view, front_end = start()
 for percent in range(0, 100, 10):
     view.apply(line(f"{percent}%", 0, "stderr", open=True)); view.apply(line(f"{percent}%", 1, "stderr", open=True))
     front_end.refresh()
-#middle
-view.apply(line("100%", 0, "stderr")); view.apply(line("100%", 1, "stderr"))
-front_end.refresh()
-front_end.closed()
 """
-
-RICH = """
-view, front_end = start()
-view.apply(Display(1, {"text/html": "<b>bold</b>", "text/plain": "bold",
-                       "application/vnd.jupyter.widget-view+json": {"model_id": "x"}}, {"isolated": True}, 0.0))
-front_end.closed()
-"""
-
-MEANT = """
-view, front_end = start()
+CELLS = {
+    "lines": """
+view.apply(line("hello", 1)); view.apply(line("INFO:root:trouble", 0, "stderr")); view.apply(line("bye"))
+""",
+    "meant": """
 view.apply(LogLine(0, "stderr", "WARNING:root:slow", 0.0, meaning="warning"))
 view.apply(LogLine(0, "stderr", "ERROR:root:wrong", 0.0, meaning="error"))
 view.apply(line("\x1b[32mgreen\x1b[0m", 0, "stderr"))
-front_end.closed()
-"""
-
-CELLS = {
-    "lines": LINES,
-    "meant": MEANT,
-    "bars": BARS,
-    "unfinished": BARS.replace("#middle", "front_end.closed(); raise SystemExit"),
-    "rich": RICH,
+""",
+    "bars": BARS
+    + """
+view.apply(line("100%", 0, "stderr")); view.apply(line("100%", 1, "stderr"))
+front_end.refresh()
+""",
+    "unfinished": BARS,
+    "rich": """
+view.apply(Display(1, {"text/html": "<b>bold</b>", "text/plain": "bold",
+                       "application/vnd.jupyter.widget-view+json": {"model_id": "x"}}, {"isolated": True}, 0.0))
+""",
 }
 
 
 @pytest.fixture(scope="module")
 def outputs():
     """The outputs of each cell, as a real kernel gives them."""
-    cells = [nbformat.v4.new_code_cell(source) for source in (FEED, *CELLS.values())]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=60, kernel_name="python3", allow_errors=True).execute()
-    return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells[1:], strict=True)}
+    cells = [nbformat.v4.new_code_cell(f"{BEGIN}{source}front_end.closed()") for source in CELLS.values()]
+    NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=60, kernel_name="python3").execute()
+    return {name: cell.outputs for name, cell in zip(CELLS, cells, strict=True)}
 
 
 def test_a_cell_shows_labelled_lines_on_their_streams_in_order(outputs):

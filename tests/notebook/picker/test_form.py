@@ -25,19 +25,6 @@ SERVER = AvailableDevices("cuda", "GPU", 2, 32)
 TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
 
 
-@pytest.fixture(autouse=True)
-def _folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-
-
-@pytest.fixture
-def default_file(tmp_path):
-    path = tmp_path / "hf" / "accelerate" / "default_config.yaml"
-    path.parent.mkdir(parents=True)
-    return path
-
-
 def machine_for(settings):
     """A machine on which each setting alone is possible: it has the GPUs that are named."""
     return AvailableDevices("cuda", "GPU", 8, 64) if "gpu_ids" in settings else LAPTOP
@@ -91,10 +78,11 @@ def test_each_setting_goes_through_the_form_unchanged(settings, monkeypatch):
     assert picker.value == before
 
 
-def test_an_untouched_form_is_what_nothing_was_set_for():
+def test_an_untouched_form_is_what_nothing_was_set_for_and_shown_by_its_name_at_the_end_of_a_cell():
     picker = config_picker()
     assert picker.value == resolve({}, {})
-    assert repr(picker) == "<ConfigPicker: notebook_launcher(train)>"
+    assert repr(picker) == picker._repr_mimebundle_()["text/plain"] == "<ConfigPicker: notebook_launcher(train)>"
+    assert "application/vnd.jupyter.widget-view+json" in picker._repr_mimebundle_()
 
 
 def test_what_is_typed_is_in_the_value_and_in_every_spelling():
@@ -237,12 +225,6 @@ def test_a_setting_that_is_unknown_or_wrong_in_a_call_is_raised_and_changes_noth
     with pytest.raises(ConfigurationError, match="timeout was given as"):
         picker.set(num_processes=3, timeout="soon")
     assert picker.value.launching.num_processes == 2
-
-
-def test_the_form_is_shown_by_its_name_at_the_end_of_a_cell():
-    bundle = config_picker()._repr_mimebundle_()
-    assert bundle["text/plain"] == "<ConfigPicker: notebook_launcher(train)>"
-    assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
 # ------------------------------------------------------------------------------------------- what is said elsewhere
