@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.bench.rows import Row, compared, in_turns, main
 
@@ -88,20 +89,24 @@ def launched(words: Sequence[str], ranks: int) -> Cost:
         seen += line.count("first line")  # ranks that share a stream may write into one line
         if seen == ranks and not first:
             first = time.perf_counter() - begin
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    cpu = cpu_of(process)
     assert (process.returncode, seen) == (0, ranks), (words, process.returncode, seen)
-    return Cost(first, time.perf_counter() - begin, used.ru_utime + used.ru_stime)
+    return Cost(first, time.perf_counter() - begin, cpu)
 
 
 def helps(rounds: int) -> list[Row]:
     commands = {"accelerate launch": THEIRS[:4], "accelerate-nb launch": OURS[:4]}
-    taken = in_turns({name: partial(cpu_of, [*words, "--help"]) for name, words in commands.items()}, rounds)
+
+    def help_of(words: Sequence[str]) -> float:
+        nothing = subprocess.DEVNULL
+        return cpu_of(subprocess.Popen([*words, "--help"], stdout=nothing, stderr=nothing))
+
+    taken = in_turns({name: partial(help_of, words) for name, words in commands.items()}, rounds)
     return compared(taken, "accelerate launch", "s", "{} --help: CPU")
 
 
-def cpu_of(words: Sequence[str]) -> float:
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def cpu_of(process: subprocess.Popen[Any]) -> float:
+    """The seconds of the processor that a process, which ends by itself, and its children took."""
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return used.ru_utime + used.ru_stime

@@ -4,7 +4,6 @@ import argparse
 import resource
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -78,27 +77,23 @@ def saves(megabytes: int) -> list[Row]:
     accelerator.backward(model(torch.randn(1, width)).square().mean())
     optimizer.step()
     optimizer.zero_grad()
-    ours_taken, torchs = [], []
+    ours, torchs, writing = [], [], []
+
+    def by_torch(path: str) -> None:
+        states, kept = get_state_dict(model, optimizer.optimizer)
+        writing.append(async_save({"model": states, "optimizer": kept}, storage_writer=FileSystemWriter(path)))
+
     with tempfile.TemporaryDirectory() as own:
         folder = broadcast_object_list([own])[0]
         for number in range(5):
-            accelerator.wait_for_everyone()
-            begun = time.perf_counter()
-            accelerator.save_state(f"{folder}/ours/{number}", blocking=False)
-            ours_taken.append(time.perf_counter() - begun)
+            save = partial(accelerator.save_state, f"{folder}/ours/{number}", blocking=False)
+            ours.append(timed(save, before=accelerator.wait_for_everyone))
             accelerator.wait_for_checkpoint()
-            accelerator.wait_for_everyone()
-            begun = time.perf_counter()
-            states, kept = get_state_dict(model, optimizer.optimizer)
-            writing = async_save(
-                {"model": states, "optimizer": kept},
-                storage_writer=FileSystemWriter(f"{folder}/torchs/{number}"),
-            )
-            torchs.append(time.perf_counter() - begun)
-            writing.result()
+            save = partial(by_torch, f"{folder}/torchs/{number}")
+            torchs.append(timed(save, before=accelerator.wait_for_everyone))
+            writing[-1].result()
         accelerator.wait_for_everyone()
-    bare = statistics.median(torchs[1:])
-    held = statistics.median(ours_taken[1:])
+    bare, held = statistics.median(torchs[1:]), statistics.median(ours[1:])
     name = f"2 ranks, hold-up of a save in the background, {megabytes} MB a rank"
     return [
         Row(f"{name}: torch's async_save", bare * 1e3, "ms", 1.0, "async_save"),

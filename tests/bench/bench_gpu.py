@@ -78,7 +78,7 @@ def ranks(tiny: bool) -> int:
     return 2 if tiny else torch.cuda.device_count()
 
 
-def in_one_process(measure: Callable[..., Any], *arguments: Any, limit: float) -> Any:
+def in_one_process(measure: Callable[..., list[Row]], *arguments: Any, limit: float) -> list[Row]:
     return run_on_ranks(alone, 1, measure, arguments, limit=limit)[0]
 
 
@@ -89,13 +89,9 @@ def alone(measure: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     return measure(*arguments)
 
 
-# ----------------------------------------------------------------------------------------------------------------- gpt
-
-
 def training(tiny: bool, seconds: float) -> list[Row]:
     """Tokens a second of a GPT on one GPU; ours is to be at least 0.99 of the hand-written loop's."""
-    rows: list[Row] = in_one_process(training_in_process, tiny, seconds / 2, limit=seconds)
-    return rows
+    return in_one_process(training_in_process, tiny, seconds / 2, limit=seconds)
 
 
 def training_in_process(tiny: bool, seconds: float) -> list[Row]:
@@ -108,15 +104,9 @@ def training_in_process(tiny: bool, seconds: float) -> list[Row]:
     return bench_gpt.measure(shape, 8, seconds)
 
 
-# -------------------------------------------------------------------------------------------------------------- shards
-
-
 def sharding(tiny: bool, seconds: float) -> Iterator[Row]:
     """A step and the memory of a GPT whose weights are sharded; ours is to take at most 1.03 of the hand-written step."""
     return bench_gpt_shards.rows_of(ranks(tiny), 2 if tiny else 6, seconds, tiny=tiny)
-
-
-# -------------------------------------------------------------------------------------------------------------- launch
 
 
 def first_moments(tiny: bool) -> tuple[float, float]:
@@ -170,14 +160,9 @@ def launching(tiny: bool, seconds: float) -> list[Row]:
     for number, what in enumerate(("to the first line", "to a number that the device computed")):
         middle = {name: 1e3 * statistics.median(run[number] for run in times) for name, times in found.items() if times}
         for name, value in middle.items():
-            beside = "" if name == theirs or theirs not in middle else theirs
-            rows.append(
-                Row(f"warm launch {what}: {name}", value, "ms", value / middle[beside] if beside else None, beside)
-            )
+            ratio = () if name == theirs or theirs not in middle else (value / middle[theirs], theirs)
+            rows.append(Row(f"warm launch {what}: {name}", value, "ms", *ratio))
     return rows
-
-
-# ---------------------------------------------------------------------------------------------------------- operations
 
 
 def operating(tiny: bool, seconds: float) -> list[Row]:
@@ -189,13 +174,10 @@ def operating(tiny: bool, seconds: float) -> list[Row]:
     return [row for only in sizes for row in run_on_ranks(bench_operations.measure, size, rounds, only, limit=limit)[0]]
 
 
-# ------------------------------------------------------------------------------------------------- steps and checkpoints
-
-
 def stepping(tiny: bool, seconds: float) -> list[Row]:
     """What a step of a tiny model takes: on one GPU, and on all of them."""
     rounds = 1 if tiny else 9
-    rows: list[Row] = in_one_process(bench_step.measure, rounds, limit=seconds / 2)
+    rows = in_one_process(bench_step.measure, rounds, limit=seconds / 2)
     if ranks(tiny) > 1:
         rows += run_on_ranks(bench_step.measure, ranks(tiny), rounds, limit=seconds / 2)[0]
     return rows
@@ -204,8 +186,7 @@ def stepping(tiny: bool, seconds: float) -> list[Row]:
 def saving(tiny: bool, seconds: float) -> list[Row]:
     """How long a checkpoint of a model of 84 MB with AdamW keeps the training."""
     with tempfile.TemporaryDirectory() as folder:
-        rows: list[Row] = in_one_process(bench_checkpoints.measure, 1 if tiny else 5, folder, limit=seconds)
-    return rows
+        return in_one_process(bench_checkpoints.measure, 1 if tiny else 5, folder, limit=seconds)
 
 
 SECTIONS: dict[str, Callable[[bool, float], Iterable[Row]]] = {

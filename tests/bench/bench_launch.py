@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.bench.rows import Row, main
+from tests.bench.rows import Row, in_turns, main
 
 CAPTURED = 512 << 20  # bytes
 LINES = 25_000  # of each rank
@@ -32,9 +33,6 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     held = torch.ones(arguments.resident << 18)  # in small pages, as Python's own objects are
     rows = [row for name in arguments.only or SECTIONS for row in SECTIONS[name](arguments.rounds)]
     return [*rows, Row("data that this process held", held.nbytes >> 20, "MiB")]
-
-
-# -------------------------------------------------------------------------------------------------------------- import
 
 
 def importing(rounds: int) -> list[Row]:
@@ -59,9 +57,6 @@ def answer_of(program: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
-
-
-# -------------------------------------------------------------------------------------------------------------- launch
 
 
 def rendezvous() -> float:
@@ -97,25 +92,25 @@ def launching(rounds: int) -> list[Row]:
         "ours, 8 ranks": lambda: ours(8),
         "bare forkserver, 8 ranks": lambda: forkserver(8),
     }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    returned: dict[str, list[float]] = {name: [] for name in ways}
-    failed = dict.fromkeys(ways, 0)
+
+    def attempt(way: Callable[[], float]) -> tuple[float, float] | None:
+        begin = time.time()
+        try:
+            return 1e3 * way(), 1e3 * (time.time() - begin)
+        except (ChildFailedError, RuntimeError, FileNotFoundError):
+            return None
+
     for way in ways.values():
         way()
-    names = list(ways)
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            begin = time.time()
-            try:
-                taken[name].append(1e3 * ways[name]())
-                returned[name].append(1e3 * (time.time() - begin))
-            except (ChildFailedError, RuntimeError, FileNotFoundError):
-                failed[name] += 1
+    attempts = in_turns({name: partial(attempt, way) for name, way in ways.items()}, rounds)
+    taken = {name: [found[0] for found in several if found] for name, several in attempts.items()}
+    returned = {name: [found[1] for found in several if found] for name, several in attempts.items()}
     middle = {name: statistics.median(found) for name, found in taken.items() if found}
     rows = []
     for name, value in middle.items():
         beside = f"bare forkserver, {'8' if '8 ranks' in name else '2'} ranks"
-        label = f"warm launch: {name}" + (f" ({failed[name]} failed)" if failed[name] else "")
+        failed = attempts[name].count(None)
+        label = f"warm launch: {name}" + (f" ({failed} failed)" if failed else "")
         ratio = None if name == beside else value / middle[beside]
         rows.append(Row(label, value, "ms", ratio, beside if ratio else ""))
     for name in ("ours, 2 ranks", "ours, 2 ranks, by its Accelerator"):
@@ -216,9 +211,6 @@ def accelerate_s(size: int, function: Callable[..., float] = rendezvous, *args: 
             del os.environ["ACCELERATE_USE_CPU"]
 
 
-# ------------------------------------------------------------------------------------------------------------ captured
-
-
 def sums(tensors: Sequence[torch.Tensor]) -> tuple[float, int]:
     """Read every captured byte; when that was done, and this process's share of its memory."""
     total = sum(float(tensor.sum()) for tensor in tensors)
@@ -240,18 +232,13 @@ def share_of_memory() -> int:
 
 def capturing(rounds: int) -> list[Row]:
     """What 512 MB of captured tensors add to a launch on four workers: seconds, and memory of all workers together."""
-    from accelerate_nb import notebook_launcher
-
     tensors = [torch.ones(CAPTURED // 8 // 4) for _ in range(8)]
     taken: dict[str, list[float]] = {"none": [], "captured": []}
     memory: dict[str, list[int]] = {"none": [], "captured": []}
     for turn in range(min(rounds, 5) + 1):
         for name, held in (("none", []), ("captured", tensors)):
-            with tempfile.TemporaryDirectory() as folder:
-                begin = time.time()
-                found = notebook_launcher(
-                    sums, (held,), num_processes=4, cpu=True, results="all", folder=folder, config_file=""
-                )
+            begin = time.time()
+            found = launched(sums, 4, (held,))
             if turn:
                 taken[name].append(max(done for done, _ in found) - begin)
                 memory[name].append(sum(share for _, share in found))
@@ -261,9 +248,6 @@ def capturing(rounds: int) -> list[Row]:
         Row("512 MB captured, 4 workers that read all of it: extra time", extra, "s"),
         Row("512 MB captured, 4 workers: extra memory", more / 2**20, "MiB (PSS)", more / CAPTURED, "one copy"),
     ]
-
-
-# --------------------------------------------------------------------------------------------------------------- lines
 
 
 def writes(lines: int) -> None:

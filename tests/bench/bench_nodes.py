@@ -5,9 +5,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from tests.bench.node_peers import ray_cluster, ray_train, torchrun
 from tests.bench.rows import Row, compared, in_turns, main
 from tests.nodes.hosts import Hosts, made_hosts
 
+T = TypeVar("T")
 RANKS = 4
 # Launches of others take seconds.
 _ROUNDS_OF_PEERS = 3
@@ -30,10 +31,11 @@ def on_this_machine(arguments: argparse.Namespace) -> list[Row]:
         folder = Path(made.enter_context(tempfile.TemporaryDirectory()))
         settings: dict[str, dict[str, object]] = {"one machine": {}}
         settings["two agents here"] = {"num_nodes": 2, "engine": "local"}
-        if (hosts := hosts_of(made, folder)) is not None:
+        hosts: Hosts | None = entered(made, "hosts", made_hosts(2, folder), pytest.skip.Exception)
+        if hosts is not None:
             settings["two hosts by ssh"] = {"hosts": list(hosts.addresses), "ssh_command": hosts.ssh_command}
         peers: dict[str, Callable[[], float]] = {"torchrun": torchrun}
-        if (address := address_of_ray(made)) is not None:
+        if (address := entered(made, "Ray", ray_cluster(), MissingExtraError)) is not None:
             settings["two agents in Ray"] = {"num_nodes": 2, "engine": "ray", "address": address, "join_timeout": 60.0}
             peers["Ray Train"] = ray_train
         made.callback(node_pool.close_nodes)
@@ -41,21 +43,12 @@ def on_this_machine(arguments: argparse.Namespace) -> list[Row]:
         return [*measure(ways, arguments.rounds), *measure_peers(peers, lambda: ways["one machine"]().reduced)]
 
 
-def hosts_of(made: ExitStack, folder: Path) -> Hosts | None:
-    """Two hosts out of network namespaces; `None`, which is said, where there can be none."""
+def entered(made: ExitStack, what: str, nodes: AbstractContextManager[T], missing: type[BaseException]) -> T | None:
+    """Two nodes of a kind; `None`, which is said, where there can be none."""
     try:
-        return made.enter_context(made_hosts(2, folder))
-    except pytest.skip.Exception as reason:
-        print(f"without hosts: {reason}")
-        return None
-
-
-def address_of_ray(made: ExitStack) -> str | None:
-    """A Ray cluster of two nodes; `None`, which is said, without Ray."""
-    try:
-        return made.enter_context(ray_cluster())
-    except MissingExtraError as reason:
-        print(f"without Ray: {reason}")
+        return made.enter_context(nodes)
+    except missing as reason:
+        print(f"without {what}: {reason}")
         return None
 
 

@@ -42,9 +42,6 @@ def on_device(function: Callable[..., Any], *arguments: Any) -> Any:
         return launch(function, arguments, num_processes=1, folder=folder, config_file="", panel="off").wait(590)
 
 
-# ---------------------------------------------------------------------------------------------------------------- step
-
-
 def stepping(rounds: int) -> list[Row]:
     """Milliseconds of a training step of a small MLP with AdamW, everything that the device was given having been computed."""
     return compared(on_device(steps_in_turns, rounds), "hand-written", "ms", "a step of an MLP with AdamW: {}")
@@ -124,9 +121,6 @@ WRITTEN: dict[str, Callable[[], Epoch]] = {
 }
 
 
-# -------------------------------------------------------------------------------------------------------------- launch
-
-
 def launching(rounds: int) -> list[Row]:
     """From a warm launch's call to the function's first line, and to the first number that its device has computed."""
     import torch_xla  # noqa: F401 - as a notebook that has used it would be; the runtime stays asleep
@@ -173,9 +167,6 @@ def torch_xla_s(method: str) -> tuple[float, float]:
         xmp.spawn(note_moments, args=(folder,), start_method=method)
         begun, done = json.loads(Path(folder, "0").read_text())
     return begun - begin, done - begin
-
-
-# --------------------------------------------------------------------------------------------------------------- print
 
 
 def printing(rounds: int) -> list[Row]:

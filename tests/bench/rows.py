@@ -30,15 +30,6 @@ class Row:
     beside: str = ""
 
 
-def read_arguments(about: str | None, rounds: int, **flags: Mapping[str, Any]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--rounds", type=int, default=rounds, help="how often each way is taken; they take turns")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    for name, details in flags.items():
-        parser.add_argument(f"--{name}", **details)
-    return parser.parse_args()
-
-
 def main(
     measure: Callable[[argparse.Namespace], Sequence[Row]],
     about: str | None,
@@ -49,7 +40,12 @@ def main(
     **flags: Mapping[str, Any],
 ) -> None:
     """Measure what a command line asks for, and print what was found, with a `note` about it."""
-    arguments = read_arguments(about, rounds, **flags)
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--rounds", type=int, default=rounds, help="how often each way is taken; they take turns")
+    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+    for name, details in flags.items():
+        parser.add_argument(f"--{name}", **details)
+    arguments = parser.parse_args()
     # what is measured is the work, not the threads of one process
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     load = os.getloadavg()[0]
@@ -122,18 +118,15 @@ def timed(
     return (time.perf_counter() - begin) / count
 
 
-def ratio_of(taken: Mapping[str, Sequence[float]], name: str, beside: str) -> float:
-    """The median of the ratios of the same turn: what slows the machine for a while slows both."""
-    return statistics.median(mine / other for mine, other in zip(taken[name], taken[beside], strict=True))
-
-
 def compared(
     taken: Mapping[str, Sequence[float]], beside: str, unit: str, what: str = "{}", scale: float = 1
 ) -> list[Row]:
     """A row for each way, whose name stands in `what`, beside one of them; `scale` makes the unit of what was taken."""
     rows = []
     for name, found in taken.items():
-        ratio = () if name == beside else (ratio_of(taken, name, beside), beside)
+        # those of the same turn: what slows the machine for a while slows both
+        ratios = [mine / other for mine, other in zip(found, taken[beside], strict=True)]
+        ratio = () if name == beside else (statistics.median(ratios), beside)
         rows.append(Row(what.format(name), scale * statistics.median(found), unit, *ratio))
     return rows
 

@@ -72,7 +72,8 @@ class SimulatedWorkers:
         self._workers = workers
         self._codes: dict[int, int] = {}
         self._over = threading.Event()
-        self._files = {worker.rank: tuple(map(os.dup, _ends(worker))) for worker in workers}
+        ends = {worker.rank: worker.descriptors for worker in workers}
+        self._files = {rank: tuple(map(os.dup, (to.stdout, to.events, to.outcome))) for rank, to in ends.items()}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -123,10 +124,6 @@ class SimulatedWorkers:
         for files in self._files.values():
             for descriptor in files:
                 os.close(descriptor)
-
-
-def _ends(worker: LocalWorker) -> tuple[int, int, int]:
-    return worker.descriptors.stdout, worker.descriptors.events, worker.descriptors.outcome
 
 
 def main() -> None:
