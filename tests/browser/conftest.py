@@ -54,6 +54,17 @@ def notebook7(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
+@pytest.fixture(scope="session")
+def violations() -> Callable[..., list[Any]]:
+    """Gives the rules that axe finds broken in a page, or in a part of it, with the elements that break them."""
+
+    def found(page: Any, context: str | None = None) -> list[Any]:
+        axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
+        return [(item["id"], [node["html"] for node in item["nodes"]]) for item in axe.run(page, context)["violations"]]
+
+    return found
+
+
 @pytest.fixture(scope="package")
 def _page_errors() -> list[str]:
     """What scripts of the shared window's pages did not catch."""

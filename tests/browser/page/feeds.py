@@ -1,5 +1,6 @@
-"""What a kernel would say: messages of runs that never ran."""
+"""What a kernel would say, messages of runs that never ran; and what a page says to it."""
 
+import json
 import math
 import random
 from pathlib import Path
@@ -11,6 +12,17 @@ GIB = 2**30
 PAGE = Path(__file__).parents[3] / "accelerate_nb" / "notebook" / "page"
 STARTED = 1_790_000_000.0
 SECONDS = 74.0
+
+
+def give(page: Any, **message: Any) -> None:
+    """Give the page another message."""
+    # as text: playwright looks at every number of a value that it hands over, which takes seconds
+    page.evaluate("(text) => give(JSON.parse(text))", json.dumps(message))
+
+
+def sent(page: Any, action: str) -> list[Message]:
+    """What the page has sent that asks for something."""
+    return page.evaluate("(action) => model.sent.filter((message) => message.do === action)", action)
 
 
 def start(size: int, **more: Any) -> Message:

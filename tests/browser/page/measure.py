@@ -73,20 +73,10 @@ def measured(page: Any, *, lines: int, points: int, seconds: int, size: int, sid
 
 def main(light: bool) -> None:
     share = 10 if light else 1
+    eight = {"lines": 1000 // share, "points": 62 // share, "seconds": 10, "size": 8}
     feeds = {
-        "8 ranks, 100,000 lines, 200,000 points": {
-            "lines": 1000 // share,
-            "points": 62 // share,
-            "seconds": 10,
-            "size": 8,
-        },
-        "the same, side by side": {
-            "lines": 1000 // share,
-            "points": 62 // share,
-            "seconds": 10,
-            "size": 8,
-            "side": True,
-        },
+        "8 ranks, 100,000 lines, 200,000 points": eight,
+        "the same, side by side": {**eight, "side": True},
         "64 ranks, 10,000 lines, 50,000 points": {"lines": 100, "points": 2, "seconds": 10, "size": 64},
         "nothing to show": {"lines": 0, "points": 0, "seconds": 5, "size": 8},
     }

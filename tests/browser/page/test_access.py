@@ -22,25 +22,21 @@ SCENES: dict[str, Callable[[], list[dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("light", [True, False], ids=["light", "dark"])
 @pytest.mark.parametrize("scene", SCENES)
-def test_axe_finds_nothing(page: Any, show: Any, scene: str, light: bool) -> None:
-    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
+def test_axe_finds_nothing(page: Any, show: Any, violations: Any, scene: str, light: bool) -> None:
     page.evaluate("(light) => theme(light)", light)
     show(SCENES[scene]())
     expect(page.locator(".anb")).to_have_attribute("data-anb-theme", "light" if light else "dark")
     page.wait_for_function("document.querySelectorAll('.anb-chart').length === 4")
     page.get_by_role("button", name="Times").click()
     page.get_by_label("search in the output").fill("loss")
-    found = axe.run(page, context=".anb")["violations"]
-    assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
+    assert violations(page, ".anb") == []
 
 
-def test_axe_finds_nothing_side_by_side(page: Any, show: Any) -> None:
-    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
+def test_axe_finds_nothing_side_by_side(page: Any, show: Any, violations: Any) -> None:
     show(running(4))
     page.get_by_role("button", name="Side by side").click()
     page.get_by_role("button", name="Table").click()
-    found = axe.run(page, context=".anb")["violations"]
-    assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
+    assert violations(page, ".anb") == []
 
 
 def test_arrows_walk_through_the_tabs(page: Any, show: Any) -> None:
@@ -126,7 +122,7 @@ def test_sections_fold(page: Any, show: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [500, 360, 900])
-@pytest.mark.parametrize("scene", ["running", "failed", "many", "stacks"])
+@pytest.mark.parametrize("scene", SCENES)
 def test_little_room_is_enough(page: Any, show: Any, scene: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     show(SCENES[scene]())

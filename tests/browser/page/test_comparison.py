@@ -24,22 +24,23 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_curves_lie_over_each_other_and_axe_finds_nothing(chromium: Any, file: Path, scheme: str) -> None:
-    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
+def test_curves_lie_over_each_other_and_axe_finds_nothing(
+    chromium: Any, violations: Any, file: Path, scheme: str
+) -> None:
     page = chromium.new_page(offline=True, color_scheme=scheme, viewport={"width": 1400, "height": 1000})
     page.goto(file.as_uri())
     chart = page.get_by_role("img", name="chart of loss up to step 9, 2 runs")
     assert chart.evaluate("async chart => { await chart.decode(); return chart.naturalWidth }") > 0
     expect(page.get_by_role("cell", name="bf16")).to_be_visible()
     expect(page.get_by_text("+    lr = 0.1")).to_be_visible()
-    found = axe.run(page)["violations"]
-    assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
+    assert violations(page) == []
     page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_in_a_notebook_the_curves_are_the_panels_charts(page: Any, tmp_path: Path, file: Path, scheme: str) -> None:
-    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
+def test_in_a_notebook_the_curves_are_the_panels_charts(
+    page: Any, violations: Any, tmp_path: Path, file: Path, scheme: str
+) -> None:
     shown = runs("slow", "fast", folder=tmp_path)
     message = {"names": [*shown.comparison.labels], "metrics": [*series_rows(shown.comparison.overlay, MOST_POINTS)]}
     page.evaluate(
@@ -59,5 +60,4 @@ def test_in_a_notebook_the_curves_are_the_panels_charts(page: Any, tmp_path: Pat
     expect(page.get_by_role("status")).to_have_text("loss, step 0: A 1.050, B 1.050")
     expect(page.locator(".anb-tip-row")).to_have_text(["A1.050", "B1.050"])
     expect(page.get_by_role("button", name="Band")).to_be_hidden()
-    found = axe.run(page, context=".anb")["violations"]
-    assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
+    assert violations(page, ".anb") == []

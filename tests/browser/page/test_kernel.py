@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.page.feeds import STARTED, running
+from tests.browser.page.feeds import STARTED, give, running, sent
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -47,7 +47,7 @@ def panel_page(page: Any, show: Any) -> Any:
     ],
 )
 def test_the_end_of_the_kernel_is_the_end_of_the_run(panel_page: Any, statuses: list[str], message: str) -> None:
-    panel_page.evaluate("() => give({ lines: [[0, 1, 'UserWarning: <slow>', 9e9, 0, 'warning']] })")
+    give(panel_page, lines=[[0, 1, "UserWarning: <slow>", 9e9, 0, "warning"]])
     panel_page.evaluate("(statuses) => statuses.forEach((one) => session.statusChanged.emit(one))", statuses)
     panel = panel_page.locator(".anb")
     expect(panel.get_by_role("note")).to_contain_text(message)
@@ -81,7 +81,7 @@ def test_a_kernel_that_is_shut_down_in_good_order_has_the_last_word(panel_page: 
 
 
 def test_a_detached_run_goes_on_without_the_kernel_and_the_panel_shows_how_to_attach(panel_page: Any) -> None:
-    panel_page.evaluate("""() => give({ seq: 3, run: { attach: 'accelerate_nb.attach("/runs/a")' } })""")
+    give(panel_page, seq=3, run={"attach": 'accelerate_nb.attach("/runs/a")'})
     panel_page.evaluate("() => session.statusChanged.emit('restarting')")
     panel = panel_page.locator(".anb")
     expect(panel.get_by_role("note")).to_contain_text("goes on without it")
@@ -106,18 +106,17 @@ def test_a_lost_connection_stops_the_clock_until_it_is_there_again(panel_page: A
     clock = panel.locator(".anb-elapsed").inner_text()
     panel_page.wait_for_timeout(1300)
     assert panel.locator(".anb-elapsed").inner_text() == clock
-    hellos = panel_page.evaluate("() => model.sent.filter((one) => one.do === 'hello').length")
+    hellos = len(sent(panel_page, "hello"))
     panel_page.evaluate("() => session.connectionStatusChanged.emit('connected')")
     expect(panel.get_by_role("button", name="Stop")).to_be_visible()
     expect(panel.locator(".anb-elapsed")).not_to_have_text(clock)
     # all that came meanwhile is told anew
-    sent = panel_page.evaluate("() => model.sent.filter((one) => one.do === 'hello')")
-    assert len(sent) == hellos + 1
-    assert sent[-1]["seq"] == 0
+    *former, last = sent(panel_page, "hello")
+    assert (len(former), last["seq"]) == (hellos, 0)
 
 
 def test_a_run_that_is_over_outlives_its_kernel(panel_page: Any) -> None:
-    panel_page.evaluate("(end) => give(end)", {"seq": 3, "state": {"state": "finished", "ended": STARTED + 75}})
+    give(panel_page, seq=3, state={"state": "finished", "ended": STARTED + 75})
     panel_page.evaluate("() => session.statusChanged.emit('restarting')")
     expect(panel_page.locator(".anb-title .anb-chip")).to_have_text("✓finished")
     assert panel_page.evaluate("window.outputs[0].data['text/html']") == "old"

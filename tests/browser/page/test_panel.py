@@ -1,6 +1,5 @@
 """What a person sees and presses in the panel."""
 
-import json
 import re
 import struct
 from itertools import pairwise
@@ -9,17 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.browser.page.feeds import GIB, STACKS, STARTED, failed, running, start
+from tests.browser.page.feeds import GIB, STACKS, STARTED, failed, give, running, sent, start
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
-
-
-def _sent(page: Any, action: str) -> list[dict[str, Any]]:
-    return page.evaluate("(action) => model.sent.filter((message) => message.do === action)", action)
-
-
-def _give(page: Any, **message: Any) -> None:
-    page.evaluate("(text) => give(JSON.parse(text))", json.dumps(message))
 
 
 def _rows(page: Any) -> Any:
@@ -51,19 +42,19 @@ def test_a_run_that_took_a_minute_is_notified_of_once_the_bell_was_pressed(page:
     show([start(2)])
     bell = page.get_by_role("button", name="Notify me when the run is over")
     expect(bell).to_have_attribute("aria-pressed", "false")
-    _give(page, seq=2, state={"state": "finished", "ended": STARTED + 74})
-    _give(page, **start(2))
+    give(page, seq=2, state={"state": "finished", "ended": STARTED + 74})
+    give(page, **start(2))
     assert page.evaluate("[Notification.requests, notified]") == [0, []]
     bell.click()
     expect(bell).to_have_attribute("aria-pressed", "true")
-    _give(page, seq=2, state={"state": "finished", "ended": STARTED + 59})
-    _give(page, **start(2))
+    give(page, seq=2, state={"state": "finished", "ended": STARTED + 59})
+    give(page, **start(2))
     failure = {"rank": 1, "type": "KeyError", "message": "'label'"}
-    _give(page, seq=2, failure=failure, state={"state": "failed", "ended": STARTED + 74})
-    _give(page, seq=3, line_count=1)
+    give(page, seq=2, failure=failure, state={"state": "failed", "ended": STARTED + 74})
+    give(page, seq=3, line_count=1)
     told = ["train failed", "after 01:14, rank 1: KeyError: 'label'", "/home/me/.accelerate_nb/runs/train-7"]
     assert page.evaluate("[Notification.requests, notified]") == [1, [told]]
-    _give(page, **start(2))
+    give(page, **start(2))
     bell.click()
     expect(bell).to_have_attribute("aria-pressed", "false")
 
@@ -83,17 +74,17 @@ def test_a_run_in_the_background_has_a_line_in_sight_with_its_stop_until_it_is_c
     page.evaluate(AWAY)
     expect(page.locator(".anb-head")).not_to_be_in_viewport()
     expect(line).to_be_hidden()
-    _give(page, seq=3, run={"background": True})
+    give(page, seq=3, run={"background": True})
     expect(line).to_contain_text("epoch 3/10")
     expect(line).to_be_in_viewport()
     line.get_by_role("button", name="Stop").click()
-    assert len(_sent(page, "stop")) == 1
+    assert len(sent(page, "stop")) == 1
     line.get_by_role("button", name="train").click()
     expect(line).to_be_hidden()
     expect(pin).to_be_focused()
     page.evaluate(AWAY)
     expect(line).to_be_in_viewport()
-    _give(page, seq=4, state={"state": "finished", "ended": STARTED + 80})
+    give(page, seq=4, state={"state": "finished", "ended": STARTED + 80})
     expect(line).to_contain_text("finished")
     line.get_by_role("button", name="Close this line").click()
     expect(line).to_be_hidden()
@@ -102,7 +93,7 @@ def test_a_run_in_the_background_has_a_line_in_sight_with_its_stop_until_it_is_c
 def test_a_run_whose_panel_is_taken_away_in_sight_leaves_no_line(page: Any, show: Any) -> None:
     page.evaluate(SCROLLS)
     page.evaluate("() => { window.removed = window.start(); }")
-    _give(page, **start(2, background=True))
+    give(page, **start(2, background=True))
     expect(page.get_by_role("button", name="Pin", exact=True)).to_be_visible()
     page.evaluate("() => removed()")
     expect(page.locator(".anb")).to_have_count(0)
@@ -118,7 +109,7 @@ def test_runs_that_are_over_share_one_line_which_is_gone_once_they_were_seen(pag
     lines = page.locator(".anb-run-bar:visible")
     page.evaluate(AWAY)
     expect(lines).to_have_count(2)
-    _give(page, seq=2, state={"state": "finished", "ended": STARTED + 80})
+    give(page, seq=2, state={"state": "finished", "ended": STARTED + 80})
     expect(lines).to_have_count(1)
     expect(lines).to_contain_text("and train finished")
     page.evaluate("() => { document.querySelector('.jp-Notebook').scrollTop = 0; }")
@@ -136,25 +127,25 @@ def test_restarts_are_counted_in_the_head_and_reported_with_what_ended_each_atte
     expect(page.locator(".anb-restarts")).to_be_hidden()
     expect(page.locator(".anb-ranks .anb-bar.anb-none")).to_have_count(0)
     first, second = [1, 3, "restart 1 of 3: rank 1 <b>failed</b>"], [2, 3, "restart 2 of 3: rank 0 failed"]
-    _give(page, seq=3, restarts=[first])
+    give(page, seq=3, restarts=[first])
     expect(page.locator(".anb-facts")).to_contain_text("restart 1 of 3")
     expect(page.locator(".anb-restarts")).to_have_text("restart 1 of 3: rank 1 <b>failed</b>")
     expect(page.locator(".anb-ranks .anb-bar.anb-none")).to_have_count(2)
-    _give(page, seq=4, restarts=[first, second])
+    give(page, seq=4, restarts=[first, second])
     expect(page.locator(".anb-restart")).to_have_count(2)
     fewer, more = (
         [3, 3, "a node was lost; 1 of 2 ranks starts again", 1],
         [4, 4, "node 1 has come; 3 ranks start again", 3],
     )
-    _give(page, seq=5, restarts=[first, second, fewer])
+    give(page, seq=5, restarts=[first, second, fewer])
     expect(_rows(page)).to_have_count(1)
-    _give(page, seq=6, restarts=[first, second, fewer, more])
+    give(page, seq=6, restarts=[first, second, fewer, more])
     expect(_rows(page)).to_have_count(3)
 
 
 def test_it_sends_hello_and_its_head_shows_what_runs_where_since_when(page: Any, show: Any) -> None:
     show(running(4))
-    (hello,) = _sent(page, "hello")
+    (hello,) = sent(page, "hello")
     assert hello["view"]
     expect(page.get_by_role("heading", name="train")).to_be_visible()
     expect(page.locator(".anb-title .anb-chip")).to_contain_text("running")
@@ -174,14 +165,14 @@ def test_the_head_names_the_precision_and_a_row_leaves_the_process_to_its_toolti
     expect(rows.first).not_to_contain_text("process")
     expect(rows.first.locator(".anb-chip")).to_have_attribute("title", "process 4711")
     expect(rows.last).to_contain_text("exit code 1")
-    _give(page, seq=3, precision="no")
+    give(page, seq=3, precision="no")
     expect(page.locator(".anb-facts")).to_have_text("2 ranks")
 
 
 def test_a_rank_s_steps_are_a_strip_and_what_makes_them_slow_a_sentence(page: Any, show: Any) -> None:
     show([start(2)])
     expect(page.locator(".anb-legend").first).to_be_hidden()
-    _give(page, seq=2, steps=[[0, [6.2, 1.0, 2.0, 0.0, 0.8, 0.0]]], causes=["rank 0 is slow"])
+    give(page, seq=2, steps=[[0, [6.2, 1.0, 2.0, 0.0, 0.8, 0.0]]], causes=["rank 0 is slow"])
     strip = page.get_by_role(
         "img", name="rank 0 step: 10.0 ms a step: data 62 %, forward 10 %, backward 20 %, optimizer 8 %"
     )
@@ -191,7 +182,7 @@ def test_a_rank_s_steps_are_a_strip_and_what_makes_them_slow_a_sentence(page: An
     expect(page.get_by_role("img", name="rank 1 step")).to_have_count(0)
     expect(page.locator(".anb-legend").first).to_contain_text("communication")
     expect(page.get_by_role("group", name="What makes steps slow")).to_have_text("→ rank 0 is slow")
-    _give(page, seq=3, causes=[])
+    give(page, seq=3, causes=[])
     expect(page.get_by_role("group", name="What makes steps slow")).to_be_hidden()
 
 
@@ -205,13 +196,12 @@ def test_a_rank_s_memory_is_a_strip_of_its_device(page: Any, show: Any) -> None:
 
 
 def test_ranks_that_report_the_same_are_one_row_until_it_is_unfolded(page: Any, show: Any) -> None:
-    show([start(8)])
     bars = [[rank, "train", 50 + rank, 100, 9, "it", 0] for rank in range(8)]
     loss = [["loss", rank, _points(0.5 + rank / 10)] for rank in range(8)]
     cuda = [[rank, f"cuda:{rank}", 80 + rank, 10 * GIB, 80 * GIB] for rank in range(8)]
     states = [[rank, "running", "", 0] for rank in range(8)]
     steps = [[rank, [1.0, 2.0, 3.0, 0.0, 4.0, 0.0]] for rank in range(8)]
-    _give(page, seq=2, ranks=states, progress=bars, metrics=loss, devices=cuda, steps=steps)
+    show([start(8)], ranks=states, progress=bars, metrics=loss, devices=cuda, steps=steps)
     rows = _rows(page)
     expect(rows).to_have_count(1)
     # the slowest leads
@@ -221,7 +211,7 @@ def test_ranks_that_report_the_same_are_one_row_until_it_is_unfolded(page: Any, 
     expect(rows).to_contain_text("84 %")
     expect(page.get_by_role("img", name=re.compile("^ranks 0–7 step: 10.0 ms"))).to_be_visible()
     # who fails stands alone, and too few others do
-    _give(page, seq=3, ranks=[[5, "failed", "exit code 1", 0]])
+    give(page, seq=3, ranks=[[5, "failed", "exit code 1", 0]])
     expect(rows).to_have_count(4)
     names = [name.strip() for name in rows.get_by_role("rowheader").all_inner_texts()]
     assert names == ["0–4", "5", "6", "7"]
@@ -234,11 +224,10 @@ def test_ranks_that_report_the_same_are_one_row_until_it_is_unfolded(page: Any, 
 
 
 def _two_nodes(page: Any, show: Any, size: int) -> None:
-    show([start(size)])
     half = size // 2
     nodes = [[0, "node 0 · a", 0, half - 1], [1, "node 1 · <b>", half, size - 1]]
     bars = [[rank, "train", 50 + rank % 2, 100, 9, "it", 0] for rank in range(size)]
-    _give(page, seq=2, nodes=nodes, ranks=[[rank, "running", "", 0] for rank in range(size)], progress=bars)
+    show([start(size)], nodes=nodes, ranks=[[rank, "running", "", 0] for rank in range(size)], progress=bars)
 
 
 def test_ranks_stand_under_the_heading_of_their_node_which_folds_them_away(page: Any, show: Any) -> None:
@@ -251,10 +240,10 @@ def test_ranks_stand_under_the_heading_of_their_node_which_folds_them_away(page:
         *("node 1 · <b> ranks 2–3 ▶ running", "2", "3"),
     ]
     # a node is as its ranks are: one that has failed leads
-    _give(page, seq=3, ranks=[[3, "failed", "exit code 1", 0]])
+    give(page, seq=3, ranks=[[3, "failed", "exit code 1", 0]])
     expect(rows.nth(3).locator(".anb-chip")).to_have_text("✕failed")
     expect(rows.nth(0).locator(".anb-chip")).to_have_text("▶running")
-    _give(page, seq=4, loads=[[1, 47.6, 12 * GIB, 64 * GIB]])
+    give(page, seq=4, loads=[[1, 47.6, 12 * GIB, 64 * GIB]])
     expect(rows.nth(3)).to_contain_text("CPU 48 % · memory 12.0/64.0 GiB")
     expect(rows.nth(0)).not_to_contain_text("CPU")
     first = page.get_by_role("button", name="node 0 · a")
@@ -283,9 +272,8 @@ def test_ranks_that_report_the_same_are_one_row_a_node_and_each_node_is_unfolded
 
 
 def test_many_nodes_of_few_ranks_have_two_rows_each(page: Any, show: Any) -> None:
-    show([start(32)])
     nodes = [[node, f"node {node}", 4 * node, 4 * node + 3] for node in range(8)]
-    _give(page, seq=2, nodes=nodes, ranks=[[rank, "running", "", 0] for rank in range(32)])
+    show([start(32)], nodes=nodes, ranks=[[rank, "running", "", 0] for rank in range(32)])
     expect(_rows(page)).to_have_count(16)
 
 
@@ -295,27 +283,26 @@ def test_the_tab_shows_how_far_the_run_is_until_it_ends(page: Any, show: Any) ->
     # a notebook that writes its title anew, and looks at nothing else
     page.evaluate("document.title = 'renamed'")
     expect(page).to_have_title("\u280025 % · 3 min left\u2800 renamed")
-    _give(page, seq=3, state={"state": "finished", "detail": "", "ended": STARTED + 90})
+    give(page, seq=3, state={"state": "finished", "detail": "", "ended": STARTED + 90})
     expect(page).to_have_title("renamed")
 
 
 def test_a_run_without_bars_shows_its_epoch_and_steps_a_second(page: Any, show: Any) -> None:
     show([start(2)])
     expect(page.locator(".anb-facts")).to_have_text("2 ranks")
-    _give(page, seq=2, metrics=[["epoch", 0, _points(1.5)], ["speed/step_time_s", 0, _points(0.25)]])
+    give(page, seq=2, metrics=[["epoch", 0, _points(1.5)], ["speed/step_time_s", 0, _points(0.25)]])
     expect(page.locator(".anb-facts")).to_have_text("2 ranks · epoch 1.500 · 4 steps/s")
 
 
 def test_a_rank_that_is_behind_the_others_is_coloured_and_shows_how_far(page: Any, show: Any) -> None:
-    show([start(3)])
     epochs = [[rank, "epoch", done, 10, 0.1, "it", 0, "outer"] for rank, done in enumerate((5, 5, 3))]
-    _give(page, seq=2, progress=[*epochs, *([rank, "train", 50, 100, 9, "it", 0, "inner"] for rank in range(3))])
+    show([start(3)], progress=[*epochs, *([rank, "train", 50, 100, 9, "it", 0, "inner"] for rank in range(3))])
     late = page.locator(".anb-ranks .anb-late")
     expect(late).to_have_count(1)
     expect(late.locator(".anb-bar-text")).to_contain_text("−2 epochs · 50/100")
     expect(late.get_by_role("progressbar")).to_have_attribute("aria-valuetext", re.compile("−2 epochs$"))
     # half an epoch is nothing to worry about
-    _give(page, seq=3, progress=[[2, "epoch", 5, 10, 0.1, "it", 0, "outer"], [2, "train", 0, 100, 9, "it", 0, "inner"]])
+    give(page, seq=3, progress=[[2, "epoch", 5, 10, 0.1, "it", 0, "outer"], [2, "train", 0, 100, 9, "it", 0, "inner"]])
     expect(late).to_have_count(0)
 
 
@@ -331,29 +318,28 @@ def test_how_far_a_rank_is_behind_is_in_units_of_its_bar(
 
 
 def test_a_run_without_steps_has_no_speed_and_no_end(page: Any, show: Any) -> None:
-    show([start(2)])
     bars = [[rank, "train", 50, 100, 9.0, "it", 0] for rank in range(2)]
-    _give(page, seq=2, now=STARTED + 74, progress=bars)
+    show([start(2)], now=STARTED + 74, progress=bars)
     facts, row = page.locator(".anb-facts"), _rows(page).nth(0)
     expect(facts).to_contain_text("9.0 it/s · ends")
     expect(row).to_contain_text("50/100 · 9.0 it/s · 00:05 left")
     # the bar is drawn anew where it stands; what came is that the machine is there
-    _give(page, seq=3, now=STARTED + 83, progress=bars)
+    give(page, seq=3, now=STARTED + 83, progress=bars)
     expect(facts).to_have_text(re.compile(r"^2 ranks · train 50/100 · 50 % · no step for (9|\d\d) s$"))
     expect(row).to_contain_text("50/100")
     assert "it/s" not in row.inner_text()
     assert "left" not in row.inner_text()
     expect(page).to_have_title(re.compile("50 %\u2800"))
-    _give(page, seq=4, now=STARTED + 84, progress=[[0, "train", 51, 100, 9.0, "it", 0]])
+    give(page, seq=4, now=STARTED + 84, progress=[[0, "train", 51, 100, 9.0, "it", 0]])
     expect(facts).to_contain_text("9.0 it/s · ends")
     expect(row).to_contain_text("9.0 it/s")
 
 
 def test_long_steps_keep_their_speed(page: Any, show: Any) -> None:
     show([start(1)], now=STARTED + 74, metrics=[["speed/step_time_s", 0, [[7, 20.0, STARTED + 70]]]])
-    _give(page, seq=3, now=STARTED + 130, host=[["cpu", 9, 100, "%"]])
+    give(page, seq=3, now=STARTED + 130, host=[["cpu", 9, 100, "%"]])
     expect(page.locator(".anb-facts")).to_contain_text("0.05000 steps/s")
-    _give(page, seq=4, now=STARTED + 174, host=[["cpu", 10, 100, "%"]])
+    give(page, seq=4, now=STARTED + 174, host=[["cpu", 10, 100, "%"]])
     expect(page.locator(".anb-facts")).to_have_text("1 rank · no step for 2 min")
 
 
@@ -406,17 +392,17 @@ def test_elapsed_ends_with_the_run(page: Any, show: Any) -> None:
 def test_stop_interrupts_first_and_a_second_press_kills(page: Any, show: Any) -> None:
     show(running(2))
     page.get_by_role("button", name="Stop", exact=True).dblclick()
-    assert _sent(page, "stop") == [{"do": "stop"}]
+    assert sent(page, "stop") == [{"do": "stop"}]
     expect(page.locator(".anb-title .anb-chip")).to_contain_text("stopping")
     page.get_by_role("button", name="Kill").click()
-    assert _sent(page, "kill") == [{"do": "kill"}]
-    assert len(_sent(page, "stop")) == 1
+    assert sent(page, "kill") == [{"do": "kill"}]
+    assert len(sent(page, "stop")) == 1
 
 
 def test_a_run_that_is_stopping_already_offers_to_kill(page: Any, show: Any) -> None:
     show(running(2), state={"state": "stopping", "detail": "", "ended": None})
     page.get_by_role("button", name="Kill").click()
-    assert _sent(page, "kill") == [{"do": "kill"}]
+    assert sent(page, "kill") == [{"do": "kill"}]
 
 
 def test_buttons_stand_only_where_they_work(page: Any, show: Any) -> None:
@@ -429,7 +415,7 @@ def test_buttons_stand_only_where_they_work(page: Any, show: Any) -> None:
 def test_a_background_run_can_be_left_alone_for_a_while(page: Any, show: Any) -> None:
     show([start(2, background=True)])
     page.get_by_role("button", name="Freeze view").click()
-    _give(page, seq=2, lines=[[0, 0, "while nobody looks", 0.0, 0]])
+    give(page, seq=2, lines=[[0, 0, "while nobody looks", 0.0, 0]])
     page.wait_for_timeout(500)
     expect(page.get_by_text("while nobody looks")).to_have_count(0)
     page.get_by_role("button", name="Unfreeze view").click()
@@ -440,8 +426,8 @@ def test_stacks_are_requested_shown_marked_copied_and_closed(page: Any, show: An
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     show(running(3))
     page.get_by_role("button", name="Stacks").click()
-    assert _sent(page, "stacks") == [{"do": "stacks"}]
-    _give(page, seq=3, stacks={"text": STACKS})
+    assert sent(page, "stacks") == [{"do": "stacks"}]
+    give(page, seq=3, stacks={"text": STACKS})
     stacks = page.get_by_role("region", name="Stacks")
     expect(stacks.locator(".anb-stack")).to_have_count(3)
     expect(stacks.locator(".anb-odd")).to_have_count(1)
@@ -453,7 +439,7 @@ def test_stacks_are_requested_shown_marked_copied_and_closed(page: Any, show: An
     stacks.get_by_role("button", name="Close").click()
     expect(stacks).to_be_hidden()
     expect(page.get_by_role("button", name="Stacks")).to_be_focused()
-    _give(page, seq=4, stacks={"text": STACKS})
+    give(page, seq=4, stacks={"text": STACKS})
     expect(stacks).to_be_visible()
 
 
@@ -461,34 +447,31 @@ def test_an_idle_run_offers_stacks_and_promises_no_end(page: Any, show: Any) -> 
     show(running(2))
     facts = page.locator(".anb-facts")
     expect(facts).to_contain_text("(in 3 min)")
-    _give(page, seq=3, idle_warning={"seconds": 65, "text": "Rank 1 is elsewhere."})
+    give(page, seq=3, idle_warning={"seconds": 65, "text": "Rank 1 is elsewhere."})
     warning = page.get_by_role("region", name="No output for a while")
     expect(warning).to_contain_text("Rank 1 is elsewhere.")
     expect(facts).not_to_contain_text("ends")
     expect(facts).to_contain_text("25 %")
     expect(page).to_have_title("\u280025 %\u2800 panel")
     warning.get_by_role("button", name="Stacks").click()
-    assert len(_sent(page, "stacks")) == 1
-    _give(page, seq=4, idle_warning=None)
+    assert len(sent(page, "stacks")) == 1
+    give(page, seq=4, idle_warning=None)
     expect(warning).to_be_hidden()
     expect(facts).to_contain_text("(in 3 min)")
 
 
-def test_gaps_and_skipped_lines_are_admitted(page: Any, show: Any) -> None:
-    show(running(1))
-    _give(page, seq=5, skipped=12000)
-    notes = page.locator(".anb-notes")
-    expect(notes).to_contain_text("2 messages from the kernel did not arrive")
-    expect(notes).to_contain_text("12,000 lines are only in the files")
-
-
-def test_the_kernel_receives_how_far_the_page_is(page: Any, show: Any) -> None:
+def test_the_kernel_receives_how_far_the_page_is_and_gaps_and_skipped_lines_are_admitted(page: Any, show: Any) -> None:
     show(running(1))
     page.wait_for_function("model.sent.some((one) => one.do === 'ack' && one.seq === 2)")
     for seq in range(3, 30):
-        _give(page, seq=seq)
+        give(page, seq=seq)
     page.wait_for_function("model.sent.some((one) => one.do === 'ack' && one.seq === 29)")
-    assert len(_sent(page, "ack")) <= 5
+    assert len(sent(page, "ack")) <= 5
+    notes = page.locator(".anb-notes")
+    expect(notes).to_have_text("")
+    give(page, seq=32, skipped=12000)
+    expect(notes).to_contain_text("2 messages from the kernel did not arrive")
+    expect(notes).to_contain_text("12,000 lines are only in the files")
 
 
 # ------------------------------------------------------------------------------------------------------------------ ranks
@@ -508,22 +491,20 @@ def test_a_row_shows_state_progress_metrics_and_device(page: Any, show: Any) -> 
 
 
 def test_a_bar_without_a_total_and_a_slow_one(page: Any, show: Any) -> None:
-    show([start(2)])
     bars = [[0, "read", 1234, None, 20.0, "rows", 0], [1, "save", 1, 4, 0.1, "file", 0]]
-    _give(page, seq=2, progress=bars)
+    show([start(2)], progress=bars)
     expect(_rows(page).nth(0)).to_contain_text("1,234 rows · 20.0 rows/s")
     expect(_rows(page).nth(1)).to_contain_text("1/4 · 10.0 s/file · 00:30 left")
 
 
 def test_a_device_that_has_not_reported_how_busy_it_is_shows_its_memory_whole(page: Any, show: Any) -> None:
-    show([start(2)])
     gib = 55 * GIB
-    _give(page, seq=2, devices=[[0, "cuda:0", None, gib, 80 * GIB], [1, "cuda:1", None, gib, 80 * GIB]])
+    show([start(2)], devices=[[0, "cuda:0", None, gib, 80 * GIB], [1, "cuda:1", None, gib, 80 * GIB]])
     text = _rows(page).nth(0).get_by_text("55.0/80.0 GiB")
     expect(text).to_be_visible()
     whole = "(text) => text.scrollWidth <= text.clientWidth + 1 && text.getBoundingClientRect().right <= text.closest('.anb').getBoundingClientRect().right"
     assert text.evaluate(whole)
-    _give(page, seq=3, devices=[[1, "cuda:1", 40, gib, 80 * GIB]])
+    give(page, seq=3, devices=[[1, "cuda:1", 40, gib, 80 * GIB]])
     expect(_rows(page).nth(1)).to_contain_text("40 %")
     assert text.evaluate(whole)
     assert text.bounding_box()["x"] == _rows(page).nth(1).get_by_text("55.0/80.0 GiB").bounding_box()["x"]
@@ -541,9 +522,9 @@ def test_a_machine_that_is_nearly_full_warns_and_a_busy_processor_is_no_alarm(pa
     expect(hot).to_have_count(1)
     expect(hot).to_contain_text("disk")
     expect(hot).to_contain_text("⚠ 1.9/2.0 TiB")
-    _give(page, seq=3, host=[["disk", 10 * GIB, 2048 * GIB, "B"]])
+    give(page, seq=3, host=[["disk", 10 * GIB, 2048 * GIB, "B"]])
     expect(hot).to_have_count(0)
-    _give(page, seq=4, host=[["cpu", 100.0, 100.0, "%"], ["memory", 99, 100, "B"]])
+    give(page, seq=4, host=[["cpu", 100.0, 100.0, "%"], ["memory", 99, 100, "B"]])
     expect(page.get_by_role("meter", name="cpu")).to_have_attribute("aria-valuetext", "100 %")
     expect(page.get_by_role("group", name="this machine")).not_to_contain_text("⚠ 100 %")
     expect(page.get_by_role("meter", name="cpu")).to_have_class("anb-meter")
@@ -577,9 +558,7 @@ _OVERLAPS = """() => {
   }));
   return [Math.min(...[...root.querySelectorAll(".anb-bar")].map((bar) => bar.getBoundingClientRect().width)), bad];
 }"""
-_SETTLED = (
-    "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))"
-)
+_FRAMES = "async () => { for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame); }"
 
 
 @pytest.mark.parametrize(
@@ -595,7 +574,7 @@ def test_bars_have_room_and_nothing_overlaps_at_any_width(page: Any, show: Any, 
     show([first, body])
     for width in range(500, 2001, 50):
         page.set_viewport_size({"width": width, "height": 900})
-        page.evaluate(_SETTLED)
+        page.evaluate(_FRAMES)
         least, bad = page.evaluate(_OVERLAPS)
         assert (least >= 220, bad) == (True, []), f"at {width} px the narrowest bar has {least:.0f} px"
 
@@ -609,7 +588,7 @@ def test_sixty_four_ranks_have_an_overview_and_a_list_to_choose_from(page: Any, 
     expect(_log(page)).to_contain_text("step")
     expect(page.get_by_role("button", name="Band")).to_have_attribute("aria-pressed", "true")
     assert page.locator(".anb-ranks").bounding_box()["height"] < 420
-    _give(page, seq=3, ranks=[[40, "failed", "KeyError", 3]])
+    give(page, seq=3, ranks=[[40, "failed", "KeyError", 3]])
     expect(page.get_by_role("button", name=re.compile("rank 40: failed"))).to_have_text("✕40")
 
 
@@ -624,7 +603,7 @@ def test_lines_of_all_ranks_of_one_and_side_by_side(page: Any, show: Any) -> Non
     page.get_by_role("button", name="Side by side").click()
     expect(page.locator(".anb-side-box")).to_have_count(3)
     expect(page.get_by_role("log", name="output of rank 2")).to_contain_text("from two")
-    _give(page, seq=3, lines=[[2, 0, "still from two", 4.0, 0]])
+    give(page, seq=3, lines=[[2, 0, "still from two", 4.0, 0]])
     expect(page.get_by_role("log", name="output of rank 2")).to_contain_text("still from two")
     page.get_by_role("tab", name="all ranks").click()
     expect(page.locator(".anb-side-box")).to_have_count(0)
@@ -658,7 +637,7 @@ def test_errors_alone_can_be_looked_at_and_searched(page: Any, show: Any) -> Non
     page.get_by_role("button", name="Errors only").click()
     rows = _log(page).locator(".anb-line .anb-text")
     expect(rows).to_have_text(["ValueError: wrong\n"])
-    _give(page, seq=3, lines=[*LINES_BY_LEVEL, [0, 1, "KeyError: wrong too", 1.0, 0, "error"]])
+    give(page, seq=3, lines=[*LINES_BY_LEVEL, [0, 1, "KeyError: wrong too", 1.0, 0, "error"]])
     expect(rows).to_have_text(["ValueError: wrong\n", "ValueError: wrong\n", "KeyError: wrong too\n"])
     page.get_by_role("searchbox").fill("r")
     expect(page.locator(".anb-found")).to_have_text("3 matches")
@@ -673,9 +652,9 @@ def test_errors_alone_can_be_looked_at_and_searched(page: Any, show: Any) -> Non
 def test_an_open_line_stands_last_and_moves(page: Any, show: Any) -> None:
     show([start(1)], lines=[[0, 0, "10 %", 1.0, 1], [0, 1, "note", 1.0, 0]])
     expect(_log(page).locator(".anb-line").last).to_have_text("10 %\n")
-    _give(page, seq=3, lines=[[0, 0, "20 %", 2.0, 1]])
+    give(page, seq=3, lines=[[0, 0, "20 %", 2.0, 1]])
     expect(_log(page).locator(".anb-line").last).to_have_text("20 %\n")
-    _give(page, seq=4, lines=[[0, 0, "done", 3.0, 0]])
+    give(page, seq=4, lines=[[0, 0, "done", 3.0, 0]])
     expect(_log(page).locator(".anb-line")).to_have_count(2)
 
 
@@ -696,19 +675,23 @@ def test_search_counts_steps_and_filters(page: Any, show: Any) -> None:
     page.get_by_role("button", name="Only matches").click()
     expect(_log(page).locator(".anb-line")).to_have_count(11)
     expect(_log(page).locator("mark").first).to_have_text("line 39")
-    _give(page, seq=3, lines=[[0, 0, "one more line 39", 1.0, 0], [0, 0, "other", 1.0, 0]])
+    give(page, seq=3, lines=[[0, 0, "one more line 39", 1.0, 0], [0, 0, "other", 1.0, 0]])
     expect(_log(page).locator(".anb-line")).to_have_count(12)
     search.fill("nowhere to be found")
     expect(found).to_have_text("0 matches")
     expect(page.locator(".anb-empty").locator("visible=true")).to_have_text("No line matches")
     search.press("Escape")
     expect(search).to_have_value("")
+    # a match is found across colours
+    give(page, seq=4, lines=[[0, 0, "lo\x1b[31mss 0\x1b[0m.5", 1.0, 0]])
+    search.fill("loss 0.5")
+    expect(found).to_have_text("1 match")
+    assert "".join(_log(page).locator("mark").all_text_contents()) == "loss 0.5"
 
 
 def test_the_search_shows_what_it_covers_where_the_page_does_not_hold_all_lines(page: Any, show: Any) -> None:
-    show([start(2)])
     ranks = [[0, "running", "", 500], [1, "running", "", 4]]
-    _give(page, seq=2, lines=_lines(8), ranks=ranks, line_count=504)
+    show([start(2)], lines=_lines(8), ranks=ranks, line_count=504)
     page.get_by_role("searchbox").fill("line 2")
     found = page.locator(".anb-found")
     expect(found).to_have_text("1 match in the last 8 of 504 lines")
@@ -733,16 +716,9 @@ def test_an_empty_log_takes_no_room(page: Any, show: Any) -> None:
     expect(page.locator(".anb-empty")).to_have_text("No output yet")
     expect(page.locator(".anb-jump")).to_be_hidden()
     assert page.locator(".anb-logbox").bounding_box()["height"] < 30
-    _give(page, seq=2, lines=_lines(3, 1))
+    give(page, seq=2, lines=_lines(3, 1))
     expect(_log(page).locator(".anb-line")).to_have_count(3)
     assert page.locator(".anb-logbox").bounding_box()["height"] > 200
-
-
-def test_a_match_is_found_across_colours(page: Any, show: Any) -> None:
-    show([start(1)], lines=[[0, 0, "lo\x1b[31mss 0\x1b[0m.5", 1.0, 0]])
-    page.get_by_label("search in the output").fill("loss 0.5")
-    expect(page.locator(".anb-found")).to_have_text("1 match")
-    assert "".join(_log(page).locator("mark").all_text_contents()) == "loss 0.5"
 
 
 def test_following_stops_when_one_scrolls_up_and_begins_again(page: Any, show: Any) -> None:
@@ -753,7 +729,7 @@ def test_following_stops_when_one_scrolls_up_and_begins_again(page: Any, show: A
     page.mouse.wheel(0, -2000)
     expect(follow).to_have_attribute("aria-pressed", "false")
     top = _log(page).evaluate("(log) => log.scrollTop")
-    _give(page, seq=3, lines=[[0, 0, "news", 1.0, 0]])
+    give(page, seq=3, lines=[[0, 0, "news", 1.0, 0]])
     jump = page.get_by_role("button", name="Jump to newest (1 new)")
     expect(jump).to_be_visible()
     assert _log(page).evaluate("(log) => log.scrollTop") == top
@@ -772,7 +748,7 @@ def test_what_one_reads_stays_in_place_when_old_lines_are_forgotten(page: Any, s
     middle = "(log) => document.elementFromPoint(log.getBoundingClientRect().x + 60, log.getBoundingClientRect().y + 100).textContent"
     page.wait_for_function("document.querySelectorAll('.anb-output .anb-line').length > 10")
     before = _log(page).evaluate(middle)
-    _give(page, seq=3, lines=[[0, 0, f"more {i}", 1.0, 0] for i in range(100)])
+    give(page, seq=3, lines=[[0, 0, f"more {i}", 1.0, 0] for i in range(100)])
     expect(page.locator(".anb-jump").locator("visible=true")).to_contain_text("100 new")
     assert _log(page).evaluate(middle) == before
 
@@ -781,7 +757,7 @@ def test_a_selection_lives_through_new_lines(page: Any, show: Any) -> None:
     show([start(1)], lines=_lines(100, size=1))
     expect(_log(page)).to_contain_text("line 99")
     _log(page).locator(".anb-line", has_text="line 97").evaluate("(row) => getSelection().selectAllChildren(row)")
-    _give(page, seq=3, lines=[[0, 0, f"more {i}", 1.0, 0] for i in range(200)])
+    give(page, seq=3, lines=[[0, 0, f"more {i}", 1.0, 0] for i in range(200)])
     expect(page.get_by_role("button", name="Jump to newest")).to_be_visible()
     assert page.evaluate("getSelection().toString()").strip() == "line 97"
     page.get_by_role("button", name="Jump to newest").click()
@@ -807,13 +783,12 @@ def test_a_very_long_line_neither_breaks_the_panel_nor_its_neighbours(page: Any,
 
 
 def test_long_lines_can_be_broken(page: Any, show: Any) -> None:
-    show([start(1)])
     lines = [
         [0, 0, "x" * 1000, 1.0, 0],
         [0, 0, "\x1b[31mcoloured\x1b[0m", 1.0, 0],
         [0, 0, "漢" * 200 + "\tend", 1.0, 0],
     ]
-    _give(page, seq=2, lines=lines)
+    show([start(1)], lines=lines)
     page.get_by_role("button", name="Wrap").click()
     rows = _log(page).locator(".anb-line")
     expect(rows).to_have_count(3)
@@ -825,7 +800,7 @@ def test_long_lines_can_be_broken(page: Any, show: Any) -> None:
     assert all(below[0] == top + room for (top, room, _), below in pairwise(places))
     assert all(room >= needed for _, room, needed in places)
     assert [room > 18 for _, room, _ in places] == [True, False, True]
-    _give(page, seq=3, lines=[[0, 0, f"{i} {'y' * 400}", 1.0, 0] for i in range(500)])
+    give(page, seq=3, lines=[[0, 0, f"{i} {'y' * 400}", 1.0, 0] for i in range(500)])
     expect(_log(page)).to_contain_text("499 yyy")
     assert _log(page).evaluate("(log) => log.scrollTop + log.clientHeight >= log.scrollHeight - 1")
     page.get_by_role("button", name="Wrap").click()
@@ -851,7 +826,7 @@ def test_the_output_is_copied_as_plain_text(page: Any, show: Any) -> None:
     page.evaluate(
         "() => Object.defineProperty(navigator, 'clipboard', { value: { writeText: async (text) => { window.copied = text; } } })"
     )
-    _give(page, seq=2, lines=[[0, 0, "\x1b[31mred\x1b[0m", 1.0, 0], [1, 0, "plain", 2.0, 0]])
+    give(page, seq=2, lines=[[0, 0, "\x1b[31mred\x1b[0m", 1.0, 0], [1, 0, "plain", 2.0, 0]])
     expect(_log(page)).to_contain_text("plain")
     page.locator(".anb-output").get_by_role("button", name="Copy", exact=True).click()
     assert page.evaluate("window.copied") == "[0] red\n[1] plain"
@@ -863,7 +838,7 @@ def test_the_whole_file_of_a_rank_is_saved(page: Any, show: Any) -> None:
     page.get_by_role("tab", name="rank 1").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="Whole file").click()
-        assert _sent(page, "log") == [{"do": "log", "rank": 1}]
+        assert sent(page, "log") == [{"do": "log", "rank": 1}]
         page.evaluate("() => giveFile({ file: { name: 'rank_1.log' } }, 'every line\\n')")
     assert download.value.suggested_filename == "rank_1.log"
     assert Path(download.value.path()).read_text() == "every line\n"
@@ -880,9 +855,24 @@ def _points(*values: Any) -> list[list[Any]]:
     return [[10 * i, value, 0] for i, value in enumerate(values)]
 
 
-def _hover(page: Any, name: str, share: float) -> None:
+def _tip(page: Any, name: str, share: float) -> list[str]:
+    """What a chart shows where one points at it."""
     box = _chart(page, name).locator(".anb-plot").bounding_box()
     page.mouse.move(box["x"] + 24 + share * (box["width"] - 37), box["y"] + 40)
+    tip = _chart(page, name).locator(".anb-tip")
+    expect(tip).to_be_visible()
+    return tip.inner_text().split("\n")
+
+
+def _pixels(page: Any, name: str, condition: str) -> int:
+    """Of how many pixels of a chart something is so: of their red, green, blue and opacity."""
+    script = f"""(canvas) => {{ const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data; let count = 0;
+        for (let i = 0; i < data.length; i += 4) {{ const [r, g, b, a] = data.subarray(i, i + 4); if ({condition}) count++; }} return count; }}"""
+    return _chart(page, name).locator("canvas").evaluate(script)
+
+
+# of a line's colour, and not of the axes'
+INK = "a && Math.max(r, g, b) - Math.min(r, g, b) > 60"
 
 
 def test_pointing_at_a_chart_shows_every_ranks_value_at_the_nearest_step(page: Any, show: Any) -> None:
@@ -891,36 +881,22 @@ def test_pointing_at_a_chart_shows_every_ranks_value_at_the_nearest_step(page: A
         metrics=[["loss", 0, _points(3, 2, 1)], ["loss", 1, _points(3.5, 2.5, 1.5)], ["lr", 0, _points(7, 8, 9)]],
     )
     expect(_chart(page, "loss").locator(".anb-chart-value")).to_have_text("1.250")
-    _hover(page, "loss", 0.52)
-    tip = _chart(page, "loss").locator(".anb-tip")
-    expect(tip).to_be_visible()
-    assert tip.inner_text().split("\n") == ["step 10", "0", "2", "1", "2.500"]
+    assert _tip(page, "loss", 0.52) == ["step 10", "0", "2", "1", "2.500"]
     # every chart stands at the same step
     expect(_chart(page, "lr").locator(".anb-chart-value")).to_have_text("8")
     expect(_chart(page, "lr").locator(".u-cursor-x")).to_be_visible()
     page.mouse.move(5, 5)
-    expect(tip).to_be_hidden()
+    expect(_chart(page, "loss").locator(".anb-tip")).to_be_hidden()
     expect(_chart(page, "lr").locator(".anb-chart-value")).to_have_text("9")
 
 
 def test_a_band_shows_mean_and_range(page: Any, show: Any) -> None:
     show([start(3)], metrics=[["loss", rank, _points(rank, rank + 1, rank + 2)] for rank in range(3)])
-    _hover(page, "loss", 0.5)
-    text = _chart(page, "loss").locator(".anb-tip").inner_text().split("\n")
-    assert text == ["step 10", "mean", "2", "min · rank 0", "1", "max · rank 2", "3"]
+    assert _tip(page, "loss", 0.5) == ["step 10", "mean", "2", "min · rank 0", "1", "max · rank 2", "3"]
     page.mouse.move(5, 5)
     # a line for each rank, where that is chosen
     page.get_by_role("button", name="Band").click()
-    _hover(page, "loss", 0.5)
-    assert _chart(page, "loss").locator(".anb-tip").inner_text().split("\n") == [
-        "step 10",
-        "0",
-        "1",
-        "1",
-        "2",
-        "2",
-        "3",
-    ]
+    assert _tip(page, "loss", 0.5) == ["step 10", "0", "1", "1", "2", "2", "3"]
 
 
 def test_dragging_over_a_chart_zooms_all_charts_and_a_double_click_ends_it(page: Any, show: Any) -> None:
@@ -946,19 +922,16 @@ def test_dragging_over_a_chart_zooms_all_charts_and_a_double_click_ends_it(page:
 
 
 def test_charts_are_drawn_over_steps_time_or_epochs(page: Any, show: Any) -> None:
-    show([start(1)])
     loss = [[10 * i, float(i), STARTED + 2 * i] for i in range(11)]
-    _give(page, seq=2, metrics=[["loss", 0, loss]])
+    show([start(1)], metrics=[["loss", 0, loss]])
     axis = page.get_by_label("axis of the charts")
     assert axis.locator("option").all_inner_texts() == ["step", "time"]
     axis.select_option("time")
-    _hover(page, "loss", 1)
-    assert _chart(page, "loss").locator(".anb-tip").inner_text().split("\n") == ["after 20 s", "0", "10"]
+    assert _tip(page, "loss", 1) == ["after 20 s", "0", "10"]
     # epochs are where the time says, whatever a metric counts as steps
-    _give(page, seq=3, metrics=[["epoch", 0, [[3 * i, i / 4, STARTED + 2 * i] for i in range(11)]]])
+    give(page, seq=3, metrics=[["epoch", 0, [[3 * i, i / 4, STARTED + 2 * i] for i in range(11)]]])
     axis.select_option("epoch")
-    _hover(page, "loss", 1)
-    assert _chart(page, "loss").locator(".anb-tip").inner_text().split("\n") == ["epoch 2.500", "0", "10"]
+    assert _tip(page, "loss", 1) == ["epoch 2.500", "0", "10"]
     # it is an axis, and no chart
     expect(page.locator(".anb-chart")).to_have_count(1)
 
@@ -979,22 +952,17 @@ def test_the_marks_of_an_axis_never_repeat(page: Any, show: Any) -> None:
 def test_lines_that_coincide_keep_their_colours(page: Any, show: Any) -> None:
     show([start(2)], metrics=[["loss", rank, _points(*[i % 5 for i in range(40)])] for rank in range(2)])
     expect(_chart(page, "loss").locator(".anb-chart-value")).to_have_text("4")
-    ink = """(canvas) => { const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, found = {};
-        for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 250) found[[data[i], data[i + 1], data[i + 2]]] = (found[[data[i], data[i + 1], data[i + 2]]] ?? 0) + 1;
-        return found; }"""
-    found = _chart(page, "loss").locator("canvas").evaluate(ink)
-    assert all(found.get(colour, 0) > 50 for colour in ("26,111,196", "180,80,11")), found
+    found = [_pixels(page, "loss", f"a > 250 && '{colour}' == [r, g, b]") for colour in ("26,111,196", "180,80,11")]
+    assert min(found) > 50, found
 
 
 def test_smoothing_draws_averages_over_the_faint_values(page: Any, show: Any) -> None:
     show([start(1)], metrics=[["loss", 0, _points(*[100 * (i % 2) for i in range(40)])]])
-    opaque = """(canvas) => { const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-        let count = 0; for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 128 && data[i + 2] - data[i] > 60) count++; return count; }"""
-    canvas = _chart(page, "loss").locator("canvas")
-    values = canvas.evaluate(opaque)
+    opaque = "a > 128 && b - r > 60"
+    values = _pixels(page, "loss", opaque)
     page.get_by_label("smoothing").fill("0.9")
-    assert 0 < canvas.evaluate(opaque) < values / 2
-    assert _ink(page, "loss") > values / 2
+    assert 0 < _pixels(page, "loss", opaque) < values / 2
+    assert _pixels(page, "loss", INK) > values / 2
     averages = page.evaluate("() => panel.smoothed([0, 100, 0, NaN].map((mean) => ({ mean, points: 1 })), 0.5)")
     # 0, 50 / 0.75, 25 / 0.875, by hand; what is no number changes nothing
     assert averages[:3] == pytest.approx([0, 200 / 3, 200 / 7])
@@ -1002,9 +970,8 @@ def test_smoothing_draws_averages_over_the_faint_values(page: Any, show: Any) ->
 
 
 def test_charts_stand_in_groups_by_prefix_that_fold_and_can_be_filtered(page: Any, show: Any) -> None:
-    show([start(1)])
     names = ["speed/step_time_s", "val/loss", "loss", "val/acc"]
-    _give(page, seq=2, metrics=[[name, 0, _points(1, 2)] for name in names])
+    show([start(1)], metrics=[[name, 0, _points(1, 2)] for name in names])
     shown = page.locator(".anb-chart:visible .anb-chart-name")
     expect(shown).to_have_text(["loss", "loss", "acc", "step_time_s"])
     page.get_by_role("button", name="val", exact=True).click()
@@ -1014,7 +981,7 @@ def test_charts_stand_in_groups_by_prefix_that_fold_and_can_be_filtered(page: An
     expect(shown).to_have_text(["loss", "loss"])
     expect(page.get_by_role("button", name="speed", exact=True)).to_be_hidden()
     # what comes later is filtered as well
-    _give(page, seq=3, metrics=[["train/accuracy", 0, _points(1)], ["train/loss", 0, _points(1)]])
+    give(page, seq=3, metrics=[["train/accuracy", 0, _points(1)], ["train/loss", 0, _points(1)]])
     expect(shown).to_have_text(["loss", "loss", "loss"])
     expect(page.get_by_role("button", name="train", exact=True)).to_be_visible()
 
@@ -1044,35 +1011,28 @@ def test_values_leave_as_csv_as_code_and_as_a_picture(page: Any, show: Any) -> N
     assert struct.unpack(">II", made[16:24]) == (canvas[0], canvas[1] + 62)
 
 
-def _ink(page: Any, name: str) -> int:
-    script = """(canvas) => { const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-        let ink = 0; for (let i = 0; i < data.length; i += 4) if (data[i + 3] && Math.max(...data.slice(i, i + 3)) - Math.min(...data.slice(i, i + 3)) > 60) ink++; return ink; }"""
-    return _chart(page, name).locator("canvas").evaluate(script)
-
-
 def test_a_logarithmic_scale_leaves_out_what_has_no_logarithm(page: Any, show: Any) -> None:
     show([start(1)], metrics=[["loss", 0, _points(100, 1, 0, -5, 0.01)], ["bad", 0, _points(-1, -2)]])
     page.get_by_role("button", name="loss: logarithmic scale").click()
     expect(_chart(page, "loss").locator(".anb-chart-note")).to_have_text("⚠ 2 ≤ 0 not shown")
-    assert _ink(page, "loss") > 50
+    assert _pixels(page, "loss", INK) > 50
     page.get_by_role("button", name="bad: logarithmic scale").click()
-    assert _ink(page, "bad") == 0
+    assert _pixels(page, "bad", INK) == 0
 
 
 def test_points_beside_a_gap_are_drawn_and_a_chart_without_a_number_is_hidden(page: Any, show: Any) -> None:
     show([start(1)], metrics=[["split", 0, _points(3, "nan", 1)], ["void", 0, _points("nan")]])
-    assert _ink(page, "split") > 20
+    assert _pixels(page, "split", INK) > 20
     expect(_chart(page, "void").locator(".anb-plot")).to_be_hidden()
 
 
 def test_a_number_over_ranks_names_its_kind_and_is_of_one_step(page: Any, show: Any) -> None:
-    show([start(2)])
     loss = [["loss", 0, [[0, 1.0], [1, 2.0], [2, 9.0]]], ["loss", 1, [[0, 2.0], [1, 4.0]]]]
     rates = [[name, rank, [[0, 50.0], [1, 100.0]]] for name in ("samples_per_second", "it/s") for rank in range(2)]
     speed = [
         ["speed/samples_per_s", rank, [[s + rank, 10.0 * (s + 1), s + rank / 2] for s in range(3)]] for rank in range(2)
     ]
-    _give(page, seq=2, metrics=[*loss, *rates, *speed])
+    show([start(2)], metrics=[*loss, *rates, *speed])
     heads = page.locator(".anb-chart-head")
     expect(heads.nth(0)).to_contain_text("3mean of 2")
     for rate in (1, 2):
@@ -1096,17 +1056,10 @@ def test_a_number_over_ranks_names_its_kind_and_is_of_one_step(page: Any, show: 
 @pytest.mark.parametrize("width", [500, 1400])
 def test_the_kind_of_a_number_is_never_left_out_for_room(page: Any, show: Any, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
-    show([start(2)])
-    names = [
-        "speed/samples_per_s",
-        "a_very_long_name_of_a_metric_of_the_validation_per_second",
-        *(f"m{i}" for i in range(5)),
-    ]
-    _give(
-        page,
-        seq=2,
-        metrics=[[name, rank, [[0, 0.123456, 0], [1, 12345.678, 1]]] for name in names for rank in range(2)],
-    )
+    long = "a_very_long_name_of_a_metric_of_the_validation_per_second"
+    names = ["speed/samples_per_s", long, *(f"m{i}" for i in range(5))]
+    points = [[0, 0.123456, 0], [1, 12345.678, 1]]
+    show([start(2)], metrics=[[name, rank, points] for name in names for rank in range(2)])
     expect(page.locator(".anb-chart-how")).to_have_count(7)
     for kind in page.locator(".anb-chart-how").all():
         expect(kind).to_have_text(re.compile("^(sum|mean) of 2$"))
@@ -1114,29 +1067,24 @@ def test_the_kind_of_a_number_is_never_left_out_for_room(page: Any, show: Any, w
 
 
 def test_a_metric_of_one_point_is_a_number_until_it_has_a_course(page: Any, show: Any) -> None:
-    show([start(2)])
     names = ["train/loss", "train/train_runtime", "train/total_flos", "eval/loss"]
     points = {"train/loss": [[0, 2.0, 0], [1, 1.0, 1]]}
-    _give(page, seq=2, metrics=[[name, rank, points.get(name, [[1, 4.0, 1]])] for name in names for rank in range(2)])
+    show([start(2)], metrics=[[name, rank, points.get(name, [[1, 4.0, 1]])] for name in names for rank in range(2)])
     groups = page.locator(".anb-chart-group")
     expect(groups.locator(".anb-group-head")).to_have_text(["train", "eval"])
     row = groups.nth(0).locator(".anb-numbers-row")
     expect(row).to_contain_text("train_runtime4mean of 2")
     expect(row).to_contain_text("total_flos4mean of 2")
     expect(page.locator(".anb-plot:visible")).to_have_count(1)
-    _give(page, seq=3, metrics=[["eval/loss", 0, [[2, 3.0, 2]]]])
+    give(page, seq=3, metrics=[["eval/loss", 0, [[2, 3.0, 2]]]])
     expect(page.locator(".anb-plot:visible")).to_have_count(2)
     expect(groups.nth(1).locator(".anb-numbers-row")).to_be_empty()
 
 
 def test_where_a_metric_became_no_number_is_in_words_and_marked(page: Any, show: Any) -> None:
-    show([start(2)])
     broken = [[step, "nan" if step > 59 else 1.0, step] for step in range(100)]
-    _give(
-        page,
-        seq=2,
-        metrics=[["loss", 0, broken], ["loss", 1, broken], ["norm", 0, broken], ["norm", 1, _points(*range(100))]],
-    )
+    whole = ["norm", 1, _points(*range(100))]
+    show([start(2)], metrics=[["loss", 0, broken], ["loss", 1, broken], ["norm", 0, broken], whole])
     notes = page.locator(".anb-chart-note")
     expect(notes.nth(0)).to_have_text("⚠ NaN since step 60, on all ranks")
     expect(notes.nth(1)).to_have_text("⚠ NaN since step 60, on rank 0")
@@ -1146,7 +1094,7 @@ def test_where_a_metric_became_no_number_is_in_words_and_marked(page: Any, show:
         "aria-label", re.compile("NaN since step 60, on all ranks")
     )
     assert _chart(page, "loss").locator("canvas").evaluate(red)
-    _give(page, seq=3, metrics=[["loss", rank, [[100, 1.0, 100]]] for rank in range(2)])
+    give(page, seq=3, metrics=[["loss", rank, [[100, 1.0, 100]]] for rank in range(2)])
     expect(notes.nth(0)).to_have_text("⚠ NaN until step 99, on all ranks")
     page.wait_for_function(f"() => !({red})(document.querySelector('.anb-plot canvas'))")
 
@@ -1190,7 +1138,7 @@ def test_a_run_whose_time_was_over_reports_where_its_ranks_waited(page: Any, sho
     show(running(2))
     where = "timeout=3: the run had not ended after 3 s.\nrank 0 waits in all_reduce, at Cell In[3], line 8"
     failure = {"rank": None, "type": "HangError", "message": where, "traceback": "rank 0:\n  Cell In[3], line 8"}
-    _give(page, seq=3, failure=failure, state={"state": "failed", "detail": "", "ended": STARTED + 80})
+    give(page, seq=3, failure=failure, state={"state": "failed", "detail": "", "ended": STARTED + 80})
     error = page.get_by_role("region", name="The error")
     expect(error.locator(".anb-failure-head")).to_have_text(f"HangError{where}")
     error.get_by_role("button", name="Every rank's stack").click()
@@ -1206,38 +1154,36 @@ def test_a_run_that_was_stopped_reports_it_calmly(page: Any, show: Any) -> None:
 def test_a_process_that_died_shows_its_last_words(page: Any, show: Any) -> None:
     show(running(2))
     failure = {"rank": 0, "type": "Killed", "message": "by SIGKILL", "last_lines": ["one", "\x1b[31mtwo\x1b[0m"]}
-    _give(page, seq=3, failure=failure)
+    give(page, seq=3, failure=failure)
     expect(page.get_by_label("last lines")).to_have_text("one\ntwo")
 
 
 # ------------------------------------------------------------------------------------------------- several views, no kernel
 
 
+ANOTHER_VIEW = "() => { const el = document.createElement('div'); document.querySelector('main').append(el); window.end = render(el); }"
+
+
 def test_two_views_show_the_same_run(page: Any, show: Any) -> None:
     show(running(2))
-    page.evaluate(
-        "() => { const el = document.createElement('div'); document.querySelector('main').append(el); window.end = render(el); }"
-    )
+    page.evaluate(ANOTHER_VIEW)
     expect(page.locator(".anb")).to_have_count(2)
     expect(page.locator(".anb").nth(1)).to_contain_text("326/600")
-    _give(page, seq=3, lines=[[0, 0, "to both", 1.0, 0]])
+    give(page, seq=3, lines=[[0, 0, "to both", 1.0, 0]])
     expect(page.get_by_text("to both")).to_have_count(2)
-    assert len({item["view"] for item in _sent(page, "hello")}) == 2
+    assert len({item["view"] for item in sent(page, "hello")}) == 2
     page.evaluate("end()")
     expect(page.locator(".anb")).to_have_count(1)
 
 
 def test_a_view_requests_all_of_the_run_until_the_page_has_it(page: Any) -> None:
-    another = (
-        "() => { const el = document.createElement('div'); document.querySelector('main').append(el); render(el); }"
-    )
     page.evaluate("() => { start(); }")
     # a page that is loaded anew may get changes before it draws the panel
-    _give(page, seq=7, host=[["cpu", 48.0, 100.0, "%"]])
-    page.evaluate(another)
-    _give(page, **start(2) | {"seq": 8})
-    page.evaluate(another)
-    assert [hello["seq"] for hello in _sent(page, "hello")] == [0, 0, 8]
+    give(page, seq=7, host=[["cpu", 48.0, 100.0, "%"]])
+    page.evaluate(ANOTHER_VIEW)
+    give(page, **start(2) | {"seq": 8})
+    page.evaluate(ANOTHER_VIEW)
+    assert [hello["seq"] for hello in sent(page, "hello")] == [0, 0, 8]
 
 
 def test_a_reset_begins_anew(page: Any, show: Any) -> None:

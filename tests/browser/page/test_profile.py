@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.page.feeds import STARTED, running
+from tests.browser.page.feeds import STARTED, give, running, sent
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -15,19 +15,14 @@ def profile(number: int, name: str, **more: Any) -> dict[str, Any]:
     return {**facts, "operations": operations, **more}
 
 
-def give(page: Any, **message: Any) -> None:
-    page.evaluate("(message) => give(message)", message)
-
-
-def test_a_profile_is_requested_of_the_chosen_rank_shown_and_saved(page: Any, show: Any) -> None:
+def test_a_profile_is_requested_of_the_chosen_rank_shown_and_saved(page: Any, show: Any, violations: Any) -> None:
     show(running(2))
     expect(page.get_by_role("region", name="Profile")).to_be_hidden()
     page.get_by_label("ranks to profile").select_option("Rank 1")
     press = page.get_by_role("button", name="Profile 10 steps")
     press.focus()
     press.press("Enter")
-    sent = "(what) => model.sent.filter((message) => message.do === what)"
-    assert page.evaluate(sent, "profile") == [{"do": "profile", "ranks": [1]}]
+    assert sent(page, "profile") == [{"do": "profile", "ranks": [1]}]
     status = page.locator(".anb-profiling")
     expect(status).to_have_text("Requested a profile…")
     give(page, seq=3, profiles=[[1, 10, None]])
@@ -43,23 +38,20 @@ def test_a_profile_is_requested_of_the_chosen_rank_shown_and_saved(page: Any, sh
     table = page.get_by_role("table", name="costliest operations")
     expect(table.get_by_role("row").nth(1)).to_have_text("aten::mm1,200300 ms60.0 %")
     page.get_by_role("button", name="Trace").click()
-    assert page.evaluate(sent, "trace") == [{"do": "trace", "rank": 1}]
+    assert sent(page, "trace") == [{"do": "trace", "rank": 1}]
     with page.expect_download() as download:
         page.evaluate("() => giveFile({ file: { name: 'trace.json.gz' } }, 'the trace')")
     assert download.value.suggested_filename == "trace.json.gz"
     # a newer one takes its place, and another rank's can be chosen
-    newest = [[0, None, profile(2, "aten::conv2d")], [1, None, profile(2, "aten::bmm")]]
-    give(page, seq=6, profiles=newest)
+    give(page, seq=6, profiles=[[0, None, profile(2, "aten::conv2d")], [1, None, profile(2, "aten::bmm")]])
     expect(table).to_contain_text("aten::conv2d")
     page.get_by_label("rank whose profile is shown").select_option("Rank 1")
     expect(table).to_contain_text("aten::bmm")
-    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
     for light in (True, False):
         page.evaluate("(light) => theme(light)", light)
         expect(page.locator(".anb")).to_have_attribute("data-anb-theme", "light" if light else "dark")
         for part in (".anb-profile", ".anb-ranks"):
-            found = axe.run(page, context=part)["violations"]
-            assert [(item["id"], [node["html"] for node in item["nodes"]]) for item in found] == []
+            assert violations(page, part) == []
     give(page, seq=7, state={"state": "finished", "ended": STARTED + 75})
     expect(press).to_be_hidden()
     expect(table).to_contain_text("aten::bmm")
