@@ -28,10 +28,6 @@ class Endless(IterableDataset):
         return iter(range(3))
 
 
-def on_another_device():
-    torch.nn.Linear(2, 2).to("meta")(torch.ones(2, 2))
-
-
 def cuda_by_name():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -44,34 +40,9 @@ def fp16_without_its_scale():
     torch.amp.GradScaler("cpu").step(torch.optim.SGD(model.parameters(), 0.1))
 
 
-def a_loss_without_a_graph():
-    torch.ones(1).backward()
-
-
-def memory_for_a_petabyte():
-    torch.empty(10**15)
-
-
 class StaysHere:
     def __reduce__(self):
         raise AttributeError("Can't pickle local object 'train.<locals>.<lambda>'")
-
-
-def a_lambda_for_new_processes():
-    # a lambda itself is sent where this package has prepared multiprocessing; its words are those of a process that has not
-    list(DataLoader([1, 2, 3], num_workers=1, collate_fn=StaysHere(), multiprocessing_context="spawn"))
-
-
-def a_worker_that_is_killed():
-    list(DataLoader(DiesAtOnce(), num_workers=1, multiprocessing_context="fork"))
-
-
-def samples_of_two_shapes():
-    list(DataLoader([torch.ones(2), torch.ones(3)], batch_size=2))
-
-
-def the_length_of_a_stream():
-    len(DataLoader(Endless()))
 
 
 def a_port_that_is_taken():
@@ -79,36 +50,38 @@ def a_port_that_is_taken():
         dist.TCPStore("127.0.0.1", taken.getsockname()[1], is_master=True)
 
 
-def no_group():
-    dist.all_reduce(torch.ones(1))
-
-
-def weights_of_a_wrapper():
-    model = torch.nn.Linear(2, 1)
-    model.load_state_dict({f"module.{name}": value for name, value in model.state_dict().items()})
+def batches(data, how, **more):
+    return list(DataLoader(data, num_workers=1, multiprocessing_context=how, **more))
 
 
 RAISED = {
-    on_another_device: "accelerator.prepare",
-    cuda_by_name: "accelerator.device in place of .cuda()",
-    fp16_without_its_scale: "accelerator.backward(loss) in place of loss.backward()",
-    a_loss_without_a_graph: "depends on nothing that learns",
-    memory_for_a_petabyte: "memory is full",
-    a_lambda_for_new_processes: "multiprocessing_context='fork'",
-    a_worker_that_is_killed: "loader's worker was ended",
-    samples_of_two_shapes: "pad them",
-    the_length_of_a_stream: "count the batches",
-    a_port_that_is_taken: "Leave out use_port",
-    no_group: "Make an Accelerator",
-    weights_of_a_wrapper: "unwrap_model",
+    "another device": (lambda: torch.nn.Linear(2, 2).to("meta")(torch.ones(2, 2)), "accelerator.prepare"),
+    "cuda by name": (cuda_by_name, "accelerator.device in place of .cuda()"),
+    "fp16 without its scale": (fp16_without_its_scale, "accelerator.backward(loss) in place of loss.backward()"),
+    "no graph": (lambda: torch.ones(1).backward(), "depends on nothing that learns"),
+    "a petabyte": (lambda: torch.empty(10**15), "memory is full"),
+    # a lambda itself is sent where this package has prepared multiprocessing; its words are those of a process that has not
+    "a lambda for new processes": (
+        lambda: batches([1, 2, 3], "spawn", collate_fn=StaysHere()),
+        "multiprocessing_context='fork'",
+    ),
+    "a worker that is killed": (lambda: batches(DiesAtOnce(), "fork"), "loader's worker was ended"),
+    "samples of two shapes": (lambda: list(DataLoader([torch.ones(2), torch.ones(3)], batch_size=2)), "pad them"),
+    "the length of a stream": (lambda: len(DataLoader(Endless())), "count the batches"),
+    "a port that is taken": (a_port_that_is_taken, "Leave out use_port"),
+    "no group": (lambda: dist.all_reduce(torch.ones(1)), "Make an Accelerator"),
+    "a wrapper's weights": (
+        lambda: torch.nn.Linear(1, 1, bias=False).load_state_dict({"module.weight": torch.ones(1, 1)}),
+        "unwrap_model",
+    ),
 }
 
 
-@pytest.mark.parametrize("mistake", RAISED)
-def test_a_known_mistake_is_answered(mistake):
+@pytest.mark.parametrize(("mistake", "advice"), RAISED.values(), ids=RAISED)
+def test_a_known_mistake_is_answered(mistake, advice):
     with pytest.raises(Exception) as caught:
         mistake()
-    assert RAISED[mistake] in advice_on(caught.value)
+    assert advice in advice_on(caught.value)
 
 
 def unused_weights():
@@ -127,8 +100,7 @@ def unused_weights():
 
 
 def an_attribute_of_the_model():
-    model = Accelerator().prepare(torch.nn.Linear(2, 1))
-    return model.in_features
+    return Accelerator().prepare(torch.nn.Linear(2, 1)).in_features
 
 
 def batches_of_two_sizes():

@@ -14,13 +14,14 @@ from accelerate_nb.failures.hints import advice_on
 from accelerate_nb.failures.process_limits import check_limits, limit_reached
 from accelerate_nb.launching import launcher
 from accelerate_nb.launching.engines import supervisor
+from tests.processes import python
 
 TWO = {"num_processes": 2, "cpu": True, "config_file": "", "panel": "off"}
 SCRIPT = """
 import os, resource, sys
 from accelerate_nb.failures.process_limits import check_limits
-resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]),) * 2)
-if os.getuid() == 0 and sys.argv[1] == "RLIMIT_NPROC":
+resource.setrlimit(getattr(resource, f"RLIMIT_{sys.argv[1]}"), (int(sys.argv[2]),) * 2)
+if os.getuid() == 0 and sys.argv[1] == "NPROC":
     os.setuid(54321)
 check_limits(int(sys.argv[3]))
 """
@@ -36,24 +37,13 @@ def test_more_processes_than_can_be_are_refused_at_once(ranks: int) -> None:
 @pytest.mark.parametrize(
     ("name", "limit", "ranks", "sentence"),
     [
-        ("RLIMIT_NOFILE", 96, 8, "96 is the limit of files .* of 8 ranks needs about 96. Raise it .`ulimit -n 65535`"),
-        (
-            "RLIMIT_NPROC",
-            24,
-            8,
-            "24 is the limit of processes and threads of this user.* about 44. Raise it .`ulimit -u",
-        ),
-        (
-            "RLIMIT_AS",
-            600 << 20,
-            2,
-            "600 MiB is the limit of bytes .* needs about 768 MiB. Raise it .`ulimit -v unlimited`",
-        ),
+        ("NOFILE", 96, 8, "96 is the limit of files .* of 8 ranks needs about 96. Raise it .`ulimit -n 65535`"),
+        ("NPROC", 24, 8, "24 is the limit of processes and threads of this user.* about 44. Raise it .`ulimit -u"),
+        ("AS", 600 << 20, 2, "600 MiB is the limit of bytes .* needs about 768 MiB. Raise it .`ulimit -v unlimited`"),
     ],
 )
 def test_a_low_limit_refuses_a_launch_with_what_it_needs(name: str, limit: int, ranks: int, sentence: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, name, str(limit), str(ranks)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = python("-c", SCRIPT, name, str(limit), str(ranks))
     assert re.search(f"LaunchError: num_processes={ranks} was requested, but {sentence}", done.stderr), done.stderr
 
 
@@ -78,24 +68,28 @@ def test_errors_with_the_same_words_are_not_taken_for_a_limit() -> None:
     check_limits(2)
 
 
+REFUSED = """
+import os
+from accelerate_nb.launching import launcher
+from accelerate_nb import notebook_launcher
+launcher.check_limits = lambda _: None
+options = dict(cpu=True, config_file='', panel='off')
+first = notebook_launcher(os.getppid, num_processes=1, **options)
+try:
+    notebook_launcher(os.getppid, num_processes=24, **options)
+except Exception as error:
+    print(type(error).__name__, error)
+print(notebook_launcher(os.getppid, num_processes=1, **options) == first)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs another user"
 )
 def test_a_fork_that_a_limit_refuses_is_a_sentence_and_the_supervisor_goes_on(tmp_path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys\n"
-        f"sys.path[:0] = {[path for path in sys.path if path]}\n"
-        "from accelerate_nb.launching import launcher\n"
-        "from accelerate_nb import notebook_launcher\n"
-        "launcher.check_limits = lambda _: None\n"
-        "options = dict(cpu=True, config_file='', panel='off')\n"
-        "first = notebook_launcher(os.getppid, num_processes=1, **options)\n"
-        "try:\n    notebook_launcher(os.getppid, num_processes=24, **options)\n"
-        "except Exception as error:\n    print(type(error).__name__, error)\n"
-        "print(notebook_launcher(os.getppid, num_processes=1, **options) == first)\n"
-    )
+    script.write_text(f"import sys\nsys.path[:0] = {[path for path in sys.path if path]}\n{REFUSED}")
     tmp_path.chmod(0o777)
     capabilities = "-all,+dac_override,+dac_read_search"
     command = ["setpriv", "--reuid=54322", "--regid=54322", "--clear-groups"]

@@ -27,12 +27,9 @@ OTHER = DUMP.replace("line 12 in all_reduce", "line 15 in evaluate")
 NOWHERE = CellSources({}, {})
 
 
-def places(frames):
-    return [(frame.filename, frame.lineno, frame.name) for frame in frames]
-
-
 def test_the_main_thread_s_frames_come_outermost_first():
-    assert places(stack_dumps.main_thread(DUMP)) == [
+    frames = stack_dumps.main_thread(DUMP)
+    assert [(frame.filename, frame.lineno, frame.name) for frame in frames] == [
         ("/home/me/train.py", 20, "<module>"),
         ('/home/me/with "quotes".py', 0, "train"),
         ("/home/me/train.py", 12, "all_reduce"),
@@ -107,24 +104,30 @@ def test_every_rank_is_shown_and_one_that_does_not_answer_too():
     assert text.endswith("(it did not answer)")
 
 
-def test_only_what_was_written_since_the_question_is_the_answer():
-    files = [memory_file("a"), memory_file("b")]
-    try:
-        os.write(files[0], b"old")
-        before = stack_dumps.lengths(files)
-        assert before == [3, 0]
-        os.write(files[0], b"new 0")
-        os.write(files[1], b"new 1")
-        assert stack_dumps.dumps_since(files, before) == ["new 0", "new 1"]
-        assert stack_dumps.dumps_since(files, stack_dumps.lengths(files)) == ["", ""]
-    finally:
-        for file in files:
-            os.close(file)
+@pytest.fixture
+def files():
+    """Two files in memory, each with a descriptor."""
+    made = [memory_file("a"), memory_file("b")]
+    yield made
+    for file in made:
+        os.close(file)
 
 
-def test_a_fault_of_compiled_code_shows_where_the_process_was() -> None:
+def test_only_what_was_written_since_the_question_is_the_answer(files):
+    os.write(files[0], b"old")
+    before = stack_dumps.lengths(files)
+    assert before == [3, 0]
+    os.write(files[0], b"new 0")
+    os.write(files[1], b"new 1")
+    assert stack_dumps.dumps_since(files, before) == ["new 0", "new 1"]
+    assert stack_dumps.dumps_since(files, stack_dumps.lengths(files)) == ["", ""]
+
+
+def test_a_fault_of_compiled_code_shows_where_the_process_was_and_requested_stacks_are_none(files) -> None:
     """The function above it calls into C, and C never comes back."""
-    file = memory_file("stacks")
+    os.write(files[1], DUMP.encode())
+    assert stack_dumps.crash_text(stack_dumps.crash_dump(files[1]), NOWHERE) == ""
+    file = files[0]
     child = subprocess.Popen(
         [sys.executable, "-c", f"import ctypes, faulthandler\nfaulthandler.enable({file})\nctypes.string_at(0)"],
         pass_fds=[file],
@@ -132,11 +135,3 @@ def test_a_fault_of_compiled_code_shows_where_the_process_was() -> None:
     assert child.wait(30) == -signal.SIGSEGV
     sources = CellSources({"<string>": ["import ctypes\n"]}, {"<string>": 3})
     assert "Cell In[3], line 3, in <module>" in stack_dumps.crash_text(stack_dumps.crash_dump(file), sources)
-    os.close(file)
-
-
-def test_a_process_whose_stacks_were_requested_has_not_crashed() -> None:
-    file = memory_file("stacks")
-    os.write(file, DUMP.encode())
-    assert stack_dumps.crash_text(stack_dumps.crash_dump(file), NOWHERE) == ""
-    os.close(file)

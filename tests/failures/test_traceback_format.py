@@ -113,22 +113,15 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end(cell):
     assert (functions[0], functions[-1], len(functions)) == ("f0", "f90", 60)
 
 
-def test_a_message_of_a_megabyte_is_cut():
-    def fails():
-        raise ValueError("x" * 1_000_000)
-
-    assert len("\n".join(lines_of(fails))) < 5_000
+def test_a_message_of_a_megabyte_is_cut(cell):
+    names, sources = cell("def f():\n    raise ValueError('x' * 1_000_000)\n")
+    assert len("\n".join(lines_of(names["f"], sources))) < 5_000
 
 
-def test_an_exception_that_can_t_describe_itself_is_reported_all_the_same():
-    class Mute(Exception):
-        def __str__(self):
-            raise RuntimeError("no words")
-
-    def fails():
-        raise Mute
-
-    assert "Mute" in lines_of(fails)[-1]
+def test_an_exception_that_can_t_describe_itself_is_reported_all_the_same(cell):
+    mute = "class Mute(Exception):\n    def __str__(self):\n        raise RuntimeError('no words')\n"
+    names, sources = cell(f"{mute}def f():\n    raise Mute\n")
+    assert "Mute" in lines_of(names["f"], sources)[-1]
 
 
 def test_a_syntax_error_shows_its_place_and_frames_end_there(cell):
@@ -139,13 +132,9 @@ def test_a_syntax_error_shows_its_place_and_frames_end_there(cell):
     assert calls(names["f"], sources)[-1] == Frame('File "<text>", line 1', "<syntax>", "a = = 1", own=True)
 
 
-def test_notes_are_reported():
-    def fails():
-        error = ValueError("wrong")
-        error.__notes__ = ["in batch 7"]
-        raise error
-
-    assert "in batch 7" in "\n".join(lines_of(fails)) or not hasattr(ValueError, "add_note")
+def test_notes_are_reported(cell):
+    names, sources = cell("def f():\n    e = ValueError('wrong')\n    e.__notes__ = ['in batch 7']\n    raise e\n")
+    assert "in batch 7" in "\n".join(lines_of(names["f"], sources)) or not hasattr(ValueError, "add_note")
 
 
 def test_no_frames_are_no_lines():

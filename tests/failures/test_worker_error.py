@@ -1,9 +1,8 @@
-"""The error that is raised has the causing rank's type and values, and tells of all ranks."""
+"""The error that is raised has the causing rank's type and values, and tells of all ranks, and how they died."""
 
 import builtins
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,9 @@ from accelerate_nb.errors import HangError, WorkerError
 from accelerate_nb.events.event_types import Failure
 from accelerate_nb.failures.rank_result import RankResult, death_failure
 from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
+from tests.failures.test_exception_copy import Frozen, Wants
 
 FOLDER = Path("/runs/one")
-
-
-class Wants(Exception):
-    def __init__(self, first, *, second):
-        super().__init__(f"{first} and {second}")
-        self.second = second
-
-
-@dataclass(frozen=True)
-class Frozen(Exception):
-    step: int
 
 
 class OwnStr(Exception):
@@ -50,9 +39,7 @@ GROUPS = [builtins.ExceptionGroup("g", [ValueError("in")])] if sys.version_info 
 
 
 @pytest.mark.parametrize(
-    "error",
-    [KeyError("x"), Wants(1, second=[2]), Frozen(3), OwnStr(), *GROUPS],
-    ids=lambda error: type(error).__name__,
+    "error", [KeyError("x"), Wants(1, second=[2]), Frozen(3), OwnStr(), *GROUPS], ids=lambda error: type(error).__name__
 )
 def test_the_error_is_caught_by_the_worker_s_class_by_ours_and_by_torch_s(error):
     found = worker_error([RankResult(0, value=1), raised(1, error)], FOLDER)
@@ -131,6 +118,23 @@ def test_a_run_that_was_stopped_reports_after_which_step():
     assert "wherever its ranks were" in str(stopped_error(None, rank_results, FOLDER))
 
 
+@pytest.mark.parametrize(
+    ("code", "name", "word"),
+    [
+        (3, "exit code 3", "it ended itself"),
+        (0, "exit code 0", "before its function returned"),
+        (-9, "SIGKILL", "memory"),
+        (-11, "SIGSEGV", "compiled code"),
+        (-6, "SIGABRT", "a signal"),
+        (-63, "signal 63", "a signal"),
+    ],
+)
+def test_a_death_names_its_code_or_signal_and_what_that_means(code, name, word):
+    found = death_failure(2, code, last_lines=["a", "b"], time=1.0, ended_by_us=False)
+    assert (found.rank, found.type, found.exit_code, found.last_lines) == (2, name, code, ("a", "b"))
+    assert word in found.message
+
+
 def test_a_death_reports_the_last_lines():
     failure = death_failure(1, -signal.SIGSEGV, last_lines=["a", "b"], time=1.0, ended_by_us=False)
     found = worker_error([RankResult(0, value=None), RankResult(1, failure=failure)], FOLDER)
@@ -149,9 +153,7 @@ def test_a_hang_reports_who_had_returned_and_where_the_others_were():
         RankResult(1, failure=death_failure(1, -9, last_lines=[], time=1.0, ended_by_us=True)),
     ]
     found = hang_error(2.5, "rank 1:\n  here", rank_results, FOLDER)
-    assert isinstance(found, HangError)
-    assert isinstance(found, TimeoutError)
-    assert isinstance(found, WorkerError)
+    assert all(isinstance(found, error_class) for error_class in (HangError, TimeoutError, WorkerError))
     assert found.rank == 1
     for part in ("timeout=2.5", "returned already: rank 0", "rank 1:\n  here", str(FOLDER)):
         assert part in str(found)
