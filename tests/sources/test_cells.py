@@ -3,8 +3,6 @@
 import json
 import linecache
 import os
-import subprocess
-import sys
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from accelerate_nb.sources.cells import CellSources, cell_line, current_sources, table
 from tests.export.making import code, exported, markdown, notebook, script
+from tests.processes import python
 
 
 @pytest.fixture
@@ -107,8 +106,7 @@ WARNS = "def careful():\n    x = 1\n    warnings.warn('take care')\n\ncareful()"
 def stderr_of(folder: Path, *cells: str, flags: tuple[str, ...] = ()) -> str:
     """What a script writes to its standard error under plain Python."""
     path = exported(folder, "import warnings\nwarnings.simplefilter('always')", *cells)
-    done = subprocess.run([sys.executable, *flags, path.name], cwd=folder, capture_output=True, text=True, check=False)
-    return done.stderr
+    return python(*flags, path.name, folder=folder).stderr
 
 
 def test_a_warning_names_notebook_cell_and_line(tmp_path: Path) -> None:
@@ -129,29 +127,22 @@ def test_a_warning_names_notebook_cell_and_line(tmp_path: Path) -> None:
 
 def test_warnings_of_other_files_look_as_ever(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("import warnings\nwarnings.warn('elsewhere')\n")
-    assert (
-        stderr_of(tmp_path, "import other")
-        == f"{tmp_path / 'other.py'}:2: UserWarning: elsewhere\n  warnings.warn('elsewhere')\n"
-    )
+    written = f"{tmp_path / 'other.py'}:2: UserWarning: elsewhere\n  warnings.warn('elsewhere')\n"
+    assert stderr_of(tmp_path, "import other") == written
 
 
 PRINTS = "    print('seen', message, os.path.basename(filename), file=sys.stderr)"
 GIVES = "    return f'seen {message} {os.path.basename(filename)}\\n'"
 CALLS = "    return 'seen ' + before(*args, **kwargs)"
+SEEN = "seen take care train.py\n"
 WARNED = "train.ipynb, cell 3, line 3: UserWarning: take care\n  warnings.warn('take care')\n"
 
 
 @pytest.mark.parametrize(
     ("hook", "output"),
     [
-        (
-            f"def show(message, category, filename, *_):\n{PRINTS}\nwarnings.showwarning = show",
-            "seen take care train.py\n",
-        ),
-        (
-            f"def form(message, category, filename, *_):\n{GIVES}\nwarnings.formatwarning = form",
-            "seen take care train.py\n",
-        ),
+        (f"def show(message, category, filename, *_):\n{PRINTS}\nwarnings.showwarning = show", SEEN),
+        (f"def form(message, category, filename, *_):\n{GIVES}\nwarnings.formatwarning = form", SEEN),
         (
             f"before = warnings.formatwarning\ndef form(*args, **kwargs):\n{CALLS}\nwarnings.formatwarning = form",
             f"seen {WARNED}",

@@ -46,6 +46,7 @@ def cells() -> Iterator[tuple[Any, CellSources]]:
 
 def test_a_notebook_keeps_the_cells_of_the_function_and_of_the_launch(tmp_path: Path, cells: Any) -> None:
     train, sources = cells
+    assert kept_source(tmp_path) == ()
     keep_source(tmp_path, train, (0.1,), sources)
     assert kept_source(tmp_path) == (
         SourcePart("arguments", "arguments of train", "lr = 0.1\n"),
@@ -92,10 +93,6 @@ def test_long_source_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts_of(text)[0].text.startswith("é = 1\n")
 
 
-def test_a_folder_without_source_has_none(tmp_path: Path) -> None:
-    assert kept_source(tmp_path) == ()
-
-
 def test_a_launch_keeps_the_function_that_it_ran(tmp_path: Path) -> None:
     config = resolved({"num_processes": 1, "cpu": True, "engine": "inline", "folder": str(tmp_path)}, None)
     run = Run(prepare(_hello, (), config), FrontEnd())
@@ -127,13 +124,8 @@ class Opaque:
 
 def test_arguments_have_their_parameters_names_and_defaults_are_among_them() -> None:
     lines = call_lines(partial(train, 0.1, mode="fast"), (8, 16))
-    assert values_of(lines) == {
-        "lr": "0.1",
-        "sizes": "(8, 16)",
-        "epochs": "3",
-        "api_token": "(not kept)",
-        "mode": "'fast'",
-    }
+    known = {"lr": "0.1", "sizes": "(8, 16)", "epochs": "3", "api_token": "(not kept)", "mode": "'fast'"}
+    assert values_of(lines) == known
 
 
 def test_of_other_than_plain_values_the_type_is_kept() -> None:
@@ -170,9 +162,8 @@ def test_large_arguments_cost_a_launch_nothing() -> None:
 
 
 def test_secrets_are_not_kept() -> None:
-    lines = call_lines(train, ({"password": "1234", "size": 3},)) + word_lines(
-        ["--hub_token", "1234", "--api-key=1234"]
-    )
+    lines = call_lines(train, ({"password": "1234", "size": 3},))
+    lines += word_lines(["--hub_token", "1234", "--api-key=1234"])
     assert "1234" not in lines
     assert lines.count("(not kept)") == 4  # api_token, too
 

@@ -4,8 +4,6 @@ import functools
 import inspect
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import python
 from tests.style.source_files import ROOT
 
 FACTS: dict[str, dict[str, Any]] = json.loads(
@@ -24,8 +23,7 @@ LIST = ROOT / "docs" / "not_offered.md"
 
 def not_offered(page: str) -> dict[str, str]:
     """The patterns of the list with their reasons: the rows of its tables."""
-    rows = re.findall(r"^\| *`([^`]+)` *\| *(.+?) *\|$", page, flags=re.MULTILINE)
-    return dict(rows)
+    return dict(re.findall(r"^\| *`([^`]+)` *\| *(.+?) *\|$", page, flags=re.MULTILINE))
 
 
 @functools.cache
@@ -72,9 +70,7 @@ def wrong_parameters(name: str, ours: Any, theirs: list[str]) -> Iterator[str]:
     wanted = [their.rstrip("=") for their in theirs if their not in {"self", "cls"}]
     if wanted and set(wanted) <= {"args", "kwargs"}:
         return  # a decorator of Accelerate's hides what the function takes
-    our_parameters = {
-        name: parameter for name, parameter in inspect.signature(ours).parameters.items() if name != "self"
-    }
+    our_parameters = {item.name: item for item in inspect.signature(ours).parameters.values() if item.name != "self"}
     takes_more = any(item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD) for item in our_parameters.values())
     for parameter_name in wanted:
         if parameter_name not in our_parameters and not (takes_more and parameter_name.endswith("args")):
@@ -143,8 +139,7 @@ def test_import_of_the_package_alone_offers_the_modules_that_it_does_in_accelera
 
 def printed(script: str, *arguments: str) -> list[str]:
     """The lines that a Python prints which has imported nothing yet."""
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return python("-c", script, *arguments, check=True).stdout.split()
 
 
 def taking(a: int, *, b: int = 0, **options: int) -> None: ...

@@ -1,14 +1,12 @@
 """The documentation is complete: every page can be reached, every public name is documented, no address is invented."""
 
 import re
-import subprocess
-from pathlib import Path
 
-import pytest
 import yaml
 
 import accelerate_nb
 from tests.style.source_files import ROOT
+from tests.style.test_words import tracked
 
 DOCS = ROOT / "docs"
 # Spelled in two halves, so that this file does not find itself.
@@ -37,13 +35,6 @@ def in_navigation(entries: list | dict | str) -> set[str]:
     return {path for part in parts for path in in_navigation(part)}
 
 
-def tracked() -> list[Path]:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a checkout: an unpacked archive has no list of its files")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
-
-
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
@@ -63,11 +54,8 @@ def test_every_public_name_of_the_package_is_documented() -> None:
 
 
 def test_no_public_address_of_the_repository_is_made_up() -> None:
-    found = []
-    for path in tracked():
-        text = path.read_text(encoding="utf-8", errors="replace")
-        found += [f"{path.relative_to(ROOT)}: {match.group()}" for match in MADE_UP.finditer(text)]
-    assert found == []
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in tracked()}
+    assert [(path, found) for path, text in texts.items() for found in MADE_UP.findall(text)] == []
 
 
 def test_the_changelog_has_the_version_of_the_package_as_a_dated_release() -> None:

@@ -95,12 +95,9 @@ def wrong_torch(sources: list[Module]) -> Iterator[str]:
     """Imports of torch where it is not allowed."""
     for module in sources:
         for item in module.imports:
-            if (
-                top(item) != "torch"
-                or item.when == "types"
-                or module.folder in TORCH_WITH_THE_FILE
-                or re_exports(module)
-            ):
+            if top(item) != "torch" or item.when == "types":
+                continue
+            if module.folder in TORCH_WITH_THE_FILE or re_exports(module):
                 continue
             if item.when == "import" or module.folder not in TORCH_IN_FUNCTIONS:
                 yield f"{location(module, item)}: torch is imported {'with the file' if item.when == 'import' else 'here'}"
@@ -111,12 +108,9 @@ def wrong_optional(sources: list[Module]) -> Iterator[str]:
     for module in sources:
         for item in module.imports:
             owner = OPTIONAL.get(top(item))
-            if (
-                owner is not None
-                and item.when != "types"
-                and {module.path.stem, *(folder.name for folder in module.path.parents)}.isdisjoint(owner.split())
-            ):
-                yield f"{location(module, item)}: only a file named {owner.replace(' ', '.py or ')}.py imports {top(item)}"
+            names = {module.path.stem, *(folder.name for folder in module.path.parents)}
+            if owner is not None and item.when != "types" and owner not in names:
+                yield f"{location(module, item)}: only a file named {owner}.py imports {top(item)}"
 
 
 def wrong_re_exports(sources: list[Module]) -> Iterator[str]:

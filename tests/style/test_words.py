@@ -55,17 +55,17 @@ def tracked() -> list[Path]:
     """Every file of the repository that is text."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout: an unpacked archive has no list of its files")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True, timeout=60)
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
 def test_the_project_speaks_of_itself_alone() -> None:
-    found = []
-    for path in tracked():
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            if match := OUTSIDE.search(line):
-                found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()!r}")
-    assert found == []
+    lines = [
+        (path, number, line)
+        for path in tracked()
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+    ]
+    assert [where for *where, line in lines if OUTSIDE.search(line)] == []
 
 
 # Riddles and participles that have a plain word of the field: `reported`, `requested`, `set`, `sent`, `printed`.
