@@ -1,24 +1,20 @@
 """What the environment says of a launch."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from accelerate_nb.config.environment import already_launched, requests_tpu, runs_folder, set_variables
+from tests.processes import python
 
 
 def test_a_worker_of_torchrun_was_launched(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(
-        "import os\nfrom accelerate_nb.config.environment import already_launched\nprint(already_launched(os.environ))\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", str(script)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
-    )
-    assert done.stdout.split() == ["True"]
+    prints = "print(already_launched(os.environ))"
+    script.write_text(f"import os\nfrom accelerate_nb.config.environment import already_launched\n{prints}\n")
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", script]
+    assert python(*words, check=True).stdout.split() == ["True"]
 
 
 @pytest.mark.parametrize(
@@ -42,9 +38,7 @@ def test_runs_are_kept_in_the_users_cache(tmp_path):
     assert runs_folder({"XDG_CACHE_HOME": str(tmp_path / "new")}) == tmp_path / "new" / "accelerate_nb_runs"
     if sys.platform == "linux":
         assert runs_folder({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "accelerate_nb_runs"
-
-
-def test_where_a_folder_is_requested_the_cache_is_not_looked_at(tmp_path):
+    # where a folder is requested, the cache is not looked at
     unreadable = str(tmp_path / ("x" * 300))
     assert runs_folder({"XDG_CACHE_HOME": unreadable}, str(tmp_path)) == tmp_path
 

@@ -69,9 +69,8 @@ class TestEverySetting:
     def test_what_differs_makes_the_same_configuration_again(self, settings):
         config = resolve(settings, {})
         assert resolve(differing(config), {}) == config
-        assert differing(config) == {
-            name: value for name, value in settings.items() if values(resolve({}, {}))[name] != value
-        }
+        defaults = values(resolve({}, {}))
+        assert differing(config) == {name: value for name, value in settings.items() if defaults[name] != value}
 
     def test_the_cell_sets_it(self, settings):
         config = resolve(settings, {})
@@ -104,9 +103,8 @@ class TestEverySetting:
         path = tmp_path / "config.json"
         content = formats.keys(config, "NO")
         if extension_keys := formats.extension_keys(content):
-            with pytest.raises(
-                ConfigurationError, match=rf"can't hold {', '.join(extension_keys)}.*Name a \.yaml file"
-            ):
+            message = rf"can't hold {', '.join(extension_keys)}.*Name a \.yaml file"
+            with pytest.raises(ConfigurationError, match=message):
                 hf_files.draft(path, content)
             path.write_text(json.dumps(content))
             with pytest.raises(ValueError, match="unknown keys"):
@@ -188,12 +186,11 @@ def test_a_command_line_that_means_nothing_is_reported(words, message):
 
 def test_where_each_value_was_set_is_known():
     environment = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_CPU": "1"}
-    found = origins({"cpu": False}, environment, {"num_processes": 2, "mixed_precision": "fp16"})
+    sources = ({"cpu": False}, environment, {"num_processes": 2, "mixed_precision": "fp16"})
+    found = origins(*sources)
     assert {name: (origin.value, origin.source) for name, origin in found.items() if origin.source} == {
         "cpu": (False, "the call"),
         "mixed_precision": ("bf16", "the variable ACCELERATE_MIXED_PRECISION"),
         "num_processes": (2, "the configuration file"),
     }
-    assert {name: origin.value for name, origin in found.items()} == values(
-        resolve({"cpu": False}, environment, {"num_processes": 2, "mixed_precision": "fp16"})
-    )
+    assert {name: origin.value for name, origin in found.items()} == values(resolve(*sources))

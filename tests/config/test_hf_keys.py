@@ -1,7 +1,5 @@
 """What Accelerate's configuration files say of TPUs is read, and leads to a launch through torch_xla."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from accelerate.commands.config.config_args import ClusterConfig
@@ -14,9 +12,7 @@ from accelerate_nb.errors import ConfigurationError
 FOR_TPUS = {"distributed_type": "XLA", "num_processes": 4}
 
 
-@pytest.fixture
-def of_todays_accelerate(tmp_path) -> Path:
-    """What its questionnaire writes for a pod."""
+def test_the_file_that_accelerates_questionnaire_writes_for_a_pod_is_read_whole(tmp_path):
     path = tmp_path / "pod.yaml"
     ClusterConfig(
         compute_environment="LOCAL_MACHINE",
@@ -34,11 +30,7 @@ def of_todays_accelerate(tmp_path) -> Path:
         tpu_vm=[""],
         tpu_env=["A=1", "B=two words"],
     ).to_yaml_file(str(path))
-    return path
-
-
-def test_a_pods_file_is_read_whole(of_todays_accelerate):
-    content = hf_files.read(of_todays_accelerate)
+    content = hf_files.read(path)
     assert hf_keys.tpus_of(content) == TpusConfig(
         function="train", is_pod=True, name="mine", zone="us-central2-b", environment=("A=1", "B=two words")
     )
@@ -48,10 +40,8 @@ def test_a_pods_file_is_read_whole(of_todays_accelerate):
 
 
 def test_what_is_written_is_read_again_and_accelerate_reads_it_too(tmp_path):
-    path, tpus_config = (
-        tmp_path / "tpu.yaml",
-        TpusConfig(function="go", downcasts=True, is_pod=True, name="n", environment=("A=1",)),
-    )
+    path = tmp_path / "tpu.yaml"
+    tpus_config = TpusConfig(function="go", downcasts=True, is_pod=True, name="n", environment=("A=1",))
     path.write_text(yaml.safe_dump({"distributed_type": "XLA", **tpus_config.keys()}))
     assert hf_keys.tpus_of(hf_files.read(path)) == tpus_config
     theirs = ClusterConfig.from_yaml_file(str(path))
@@ -71,27 +61,20 @@ def test_a_file_for_tpus_takes_all_cores_as_it_does_with_accelerate(distributed_
     assert found["num_processes"].value is None
 
 
-def test_a_number_that_this_packages_own_file_names_holds():
+def test_a_call_and_a_number_that_this_packages_own_file_names_hold():
+    config = resolve({"engine": "local", "num_processes": 2}, {}, FOR_TPUS)
+    assert (config.launching.engine, config.launching.num_processes) == ("local", 2)
     assert resolve({}, {}, {**FOR_TPUS, "num_processes": 1, "engine": "xla"}).launching.num_processes == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "environment", "file"),
-    [
-        ({"cpu": True}, {}, {}),
-        ({}, {"ACCELERATE_USE_CPU": "yes"}, {}),
-        ({}, {}, {"use_cpu": True}),
-    ],
+    [({"cpu": True}, {}, {}), ({}, {"ACCELERATE_USE_CPU": "yes"}, {}), ({}, {}, {"use_cpu": True})],
     ids=["call", "variable", "file"],
 )
 def test_whoever_requests_the_cpu_gets_it_with_a_file_for_tpus_too(arguments, environment, file):
     config = resolve(arguments, environment, {**FOR_TPUS, **file})
     assert (config.launching.engine, config.launching.cpu, config.launching.num_processes) == ("auto", True, 4)
-
-
-def test_a_call_wins_over_a_file_for_tpus():
-    config = resolve({"engine": "local", "num_processes": 2}, {}, FOR_TPUS)
-    assert (config.launching.engine, config.launching.num_processes) == ("local", 2)
 
 
 def test_what_no_value_can_be_is_named_with_its_key():

@@ -51,9 +51,8 @@ def test_yes_or_no_needs_no_value(line, value):
 
 
 def test_what_is_requested_of_the_cell_is_distinguished_from_the_settings():
-    options, values = read_cell_line(
-        "--ranks 0,2-3 --restart --timeout 1.5 --background --local --mixed-precision BF16"
-    )
+    line = "--ranks 0,2-3 --restart --timeout 1.5 --background --local --mixed-precision BF16"
+    options, values = read_cell_line(line)
     assert options == CellOptions(ranks="0,2-3", restart=True, timeout=1.5, background=True, local=True)
     assert values == {"mixed_precision": "bf16"}
 

@@ -81,22 +81,16 @@ def test_seconds_are_a_number(value):
 def test_an_unknown_setting_names_the_nearest_or_the_known_ones():
     with pytest.raises(UnknownSettingError, match=r"'num_proceses'. Did you mean num_processes\?$"):
         resolve({"num_proceses": 2}, {})
-    with pytest.raises(
-        UnknownSettingError, match=r"'zzz'. Leave it out. The settings are address, autolog, cpu, .*timeout"
-    ):
+    known = r"'zzz'. Leave it out. The settings are address, autolog, cpu, .*timeout"
+    with pytest.raises(UnknownSettingError, match=known):
         resolve({"zzz": 2}, {})
 
 
-@pytest.mark.parametrize(
-    ("variable", "nearest"),
-    [
-        ("ACCELERATE_NB_NUM_PROCESES", "ACCELERATE_NB_NUM_PROCESSES"),
-        ("ACCELERATE_NB_CONFIG_FIL", "ACCELERATE_NB_CONFIG_FILE"),
-    ],
-)
-def test_a_misspelled_variable_names_the_nearest(variable, nearest):
-    with pytest.raises(UnknownSettingError, match=rf"variable {variable} is set.* Did you mean {nearest}\?$"):
-        resolve({}, {variable: "2"})
+@pytest.mark.parametrize(("word", "nearest"), [("NUM_PROCESES", "NUM_PROCESSES"), ("CONFIG_FIL", "CONFIG_FILE")])
+def test_a_misspelled_variable_names_the_nearest(word, nearest):
+    message = rf"variable ACCELERATE_NB_{word} is set.* Did you mean ACCELERATE_NB_{nearest}\?$"
+    with pytest.raises(UnknownSettingError, match=message):
+        resolve({}, {f"ACCELERATE_NB_{word}": "2"})
 
 
 @pytest.mark.parametrize("variable", ["ACCELERATE_NB_CONFIG_FILE", "ACCELERATE_NB_WARM", "ACCELERATE_NB_ZZZ", "OTHER"])
@@ -191,12 +185,9 @@ def test_workers_receive_only_what_was_set_of_training():
     }
 
 
-def test_workers_receive_whether_to_stay_on_the_cpu():
+def test_workers_receive_whether_to_stay_on_the_cpu_and_resolve_it_to_the_same_again():
     assert resolve({"cpu": True}, {}).environ()["ACCELERATE_USE_CPU"] == "true"
     assert resolve({"cpu": False}, {"ACCELERATE_USE_CPU": "1"}).environ()["ACCELERATE_USE_CPU"] == "false"
-
-
-def test_what_workers_receive_is_resolved_to_the_same_again():
     config = resolve({"cpu": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 2, "debug": False}, {})
     assert resolve({}, config.environ()) == config
 
@@ -211,10 +202,9 @@ def test_a_setting_has_its_spelling_on_each_way_in():
     assert settings["cpu"].keys == ("cpu", "use_cpu")
 
 
-def test_a_mapping_is_written_as_pairs_or_as_json():
-    for text in ("timeout=3, is_host=yes", '{"timeout": "3", "is_host": "yes"}'):
-        found = resolve({}, {"ACCELERATE_NB_RDZV_CONF": text}).launching.rdzv_conf
-        assert found == {"timeout": "3", "is_host": "yes"}
+@pytest.mark.parametrize("text", ["timeout=3, is_host=yes", '{"timeout": "3", "is_host": "yes"}'])
+def test_a_mapping_is_written_as_pairs_or_as_json(text):
+    assert resolve({}, {"ACCELERATE_NB_RDZV_CONF": text}).launching.rdzv_conf == {"timeout": "3", "is_host": "yes"}
 
 
 @pytest.mark.parametrize(("former", "name"), [("quiet", "hang_warning_after"), ("grace", "stop_grace_period")])
@@ -232,8 +222,7 @@ def test_a_deprecated_name_works_everywhere_and_warns(former, name):
         assert read_cell_line(f"--{former} 7")[1] == {name: 7.0}
 
 
-def test_deprecated_flags_of_a_cell_work_and_warn():
-    with pytest.warns(FutureWarning, match="--also-here is now called --local"):
-        assert read_cell_line("--also-here")[0].local
-    with pytest.warns(FutureWarning, match="--fresh is now called --restart"):
-        assert read_cell_line("--fresh")[0].restart
+@pytest.mark.parametrize(("former", "name"), [("also-here", "local"), ("fresh", "restart")])
+def test_a_deprecated_flag_of_a_cell_works_and_warns(former, name):
+    with pytest.warns(FutureWarning, match=f"--{former} is now called --{name}"):
+        assert getattr(read_cell_line(f"--{former}")[0], name)

@@ -54,15 +54,6 @@ def test_a_file_of_somebodys_own_stays_unless_it_is_named(train, capsys):
     assert path.read_text().startswith("# Exported from")
 
 
-def test_a_link_goes_on_to_lead_to_the_file(train):
-    target = train.with_name("target.py")
-    target.write_text("# Exported from train.ipynb by accelerate-nb 0.\n")
-    train.with_suffix(".py").symlink_to(target)
-    assert main(["export", str(train)]) == 0
-    assert train.with_suffix(".py").is_symlink()
-    assert "x * 7" in target.read_text()
-
-
 def test_a_notebook_that_cant_be_a_script_leaves_what_is_there(train, capsys):
     assert main(["export", str(train)]) == 0
     before = train.with_suffix(".py").read_text()

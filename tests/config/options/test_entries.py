@@ -74,6 +74,7 @@ DEGREES = {
     "parallelism_config_tp_size": 1,
     "parallelism_config_cp_size": 1,
 }
+RECOMPUTES = dict.fromkeys(("fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload"), True)
 FILES: list[dict[str, Any]] = [
     {"distributed_type": "FSDP", "fsdp_config": VERSION_2},
     {"distributed_type": "FSDP", "fsdp_config": VERSION_1},
@@ -83,14 +84,7 @@ FILES: list[dict[str, Any]] = [
     {"distributed_type": "FSDP", "fsdp_config": {"version": 2, "offload_params": True, "min_num_params": 5}},
     {"distributed_type": "FSDP", "fsdp_config": {"fsdp_ignored_modules": "head.*"}},
     {"distributed_type": "FSDP", "fsdp_config": {"fsdp_backward_prefetch_policy": "BACKWARD_PRE"}},
-    {
-        "distributed_type": "FSDP",
-        "fsdp_config": {
-            "fsdp_version": 2,
-            "fsdp_activation_checkpointing": True,
-            "fsdp_activation_checkpointing_offload": True,
-        },
-    },
+    {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, **RECOMPUTES}},
     {"distributed_type": "FSDP", "fsdp_config": VERSION_2, "parallelism_config": DEGREES},
     {"distributed_type": "MULTI_GPU", "parallelism_config": {"parallelism_config_dp_replicate_size": 4}},
     {"distributed_type": "MULTI_GPU", "fsdp_config": VERSION_2},
@@ -206,22 +200,19 @@ def test_a_file_that_is_written_means_the_same_to_both(settings: dict[str, Any],
     assert sharding(config.environ()).items() <= their_variables.items()
 
 
+OF_FSDP: list[tuple[dict[str, Any], str]] = [
+    ({"auto_wrap_polcy": "NO_WRAP"}, r"no key 'fsdp_auto_wrap_polcy'. Did you mean fsdp_auto_wrap_policy\?"),
+    ({"auto_wrap_policy": "TRANSFORMER_WRAP"}, r"'TRANSFORMER_WRAP', but should be one of 'TRANSFORMER_"),
+    ({"auto_wrap_policy": "TRANSFORMER_BASE_WRAP"}, r"Did you mean TRANSFORMER_BASED_WRAP\?"),
+    ({"state_dict_type": "FULL"}, "but should be one of 'SHARDED_STATE_DICT', 'FULL_STATE_DICT'"),
+    ({"version": 3}, "fsdp_version is 3, but should be a whole number from 1 to 2"),
+    ({"offload_params": "cpu"}, "fsdp_offload_params is 'cpu', but should be True or False"),
+    ({"sharding_strategy": "NO_SHARD"}, "NO_SHARD shards nothing: train with DDP"),
+    ({"sharding_strategy": 3}, "NO_SHARD shards nothing: train with DDP"),
+]
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    (
-        {"fsdp_config": {"fsdp_auto_wrap_polcy": "NO_WRAP"}},
-        r"no key 'fsdp_auto_wrap_polcy'. Did you mean fsdp_auto_wrap_policy\?",
-    ),
+    *(({"fsdp_config": {f"fsdp_{key}": value for key, value in found.items()}}, message) for found, message in OF_FSDP),
     ({"fsdp_config": {"sharding": 1}}, r"no key 'sharding'"),
-    (
-        {"fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_WRAP"}},
-        r"'TRANSFORMER_WRAP', but should be one of 'TRANSFORMER_",
-    ),
-    ({"fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASE_WRAP"}}, r"Did you mean TRANSFORMER_BASED_WRAP\?"),
-    ({"fsdp_config": {"fsdp_state_dict_type": "FULL"}}, "but should be one of 'SHARDED_STATE_DICT', 'FULL_STATE_DICT'"),
-    ({"fsdp_config": {"fsdp_version": 3}}, "fsdp_version is 3, but should be a whole number from 1 to 2"),
-    ({"fsdp_config": {"fsdp_offload_params": "cpu"}}, "fsdp_offload_params is 'cpu', but should be True or False"),
-    ({"fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}, "NO_SHARD shards nothing: train with DDP"),
-    ({"fsdp_config": {"fsdp_sharding_strategy": 3}}, "NO_SHARD shards nothing: train with DDP"),
     ({"fsdp_config": "all"}, "should be a mapping"),
     ({"parallelism_config": {"dp_shards_size": 2}}, r"Did you mean parallelism_config_dp_shard_size\?"),
     ({"parallelism_config": {"dp_shard_size": 0}}, "dp_shard_size is 0, but should be a whole number, at least 1"),
