@@ -7,15 +7,13 @@ import torch
 from torch import nn
 
 
-def llama(*, tied: bool = False, heads: int = 4) -> nn.Module:
+def llama(*, tied: bool = False, heads: int = 4, **settings: Any) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=heads,
-        num_key_value_heads=heads, tie_word_embeddings=tied,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    widths = {"num_attention_heads": heads, "num_key_value_heads": heads, "tie_word_embeddings": tied}
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **widths, **settings}))
 
 
 def batches() -> torch.Tensor:

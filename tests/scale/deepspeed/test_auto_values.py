@@ -13,12 +13,10 @@ from torch.utils.data import DataLoader
 
 from tests.peers import Peer
 from tests.ranks import run_on_ranks
+from tests.scale.deepspeed.zero import AUTO
 
 FILE: dict[str, Any] = {
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
+    **AUTO,
     "zero_optimization": {
         "stage": 3,
         "reduce_bucket_size": "auto",
@@ -35,6 +33,7 @@ WARMUP = {
     }
 }
 ZERO_2 = {"zero_optimization": {"stage": 2}}
+OF_LOADERS = ZERO_2 | {"train_micro_batch_size_per_gpu": "auto"}
 # Settings of the plugin, of the Accelerator, and of the objects.
 TABLE: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"zero_stage": 2}, {}, {}),
@@ -51,13 +50,9 @@ TABLE: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"hf_ds_config": FILE}, {}, {"hidden_size": 16, "optimizer": "dummy"}),
     ({"hf_ds_config": FILE}, {}, {"hidden_size": 16, "scheduler": "dummy"}),
     ({"hf_ds_config": ZERO_2}, {"gradient_accumulation_steps": 2}, {}),
-    ({"hf_ds_config": ZERO_2 | {"train_micro_batch_size_per_gpu": "auto"}}, {}, {"batches": [4, 8]}),
-    (
-        {"hf_ds_config": ZERO_2 | {"train_micro_batch_size_per_gpu": "auto"}, "is_train_batch_min": False},
-        {},
-        {"batches": [4, 8]},
-    ),
-    ({"hf_ds_config": ZERO_2 | {"train_micro_batch_size_per_gpu": "auto"}}, {}, {"batches": []}),
+    ({"hf_ds_config": OF_LOADERS}, {}, {"batches": [4, 8]}),
+    ({"hf_ds_config": OF_LOADERS, "is_train_batch_min": False}, {}, {"batches": [4, 8]}),
+    ({"hf_ds_config": OF_LOADERS}, {}, {"batches": []}),
     ({"hf_ds_config": ZERO_2 | {"train_micro_batch_size_per_gpu": 6}}, {}, {"batches": []}),
     ({"zero_stage": 1}, {"mixed_precision": "bf16"}, {}),
     ({"hf_ds_config": ZERO_2 | {"bf16": {"enabled": "auto"}}}, {"mixed_precision": "bf16"}, {"batches": [2]}),

@@ -47,10 +47,21 @@ def start(function: Any, *args: Any, folder: Path, **settings: Any) -> Any:
     return launch(function, args, **SETTINGS, **{"num_processes": 2, "folder": str(folder), **settings})
 
 
-def test_a_launch_trains_by_its_settings_and_prints_nothing_of_its_own(tmp_path: Path) -> None:
-    run = start(trained, folder=tmp_path, deepspeed_config={"zero_stage": 3, "gradient_clipping": 0.5})
-    results = run.wait(110)
-    assert [result[:3] for result in results] == [["DEEPSPEED", 3, 0.5]] * 2
+@pytest.mark.parametrize(
+    ("config", "trained_with"),
+    [
+        ({"zero_stage": 3, "gradient_clipping": 0.5}, ["DEEPSPEED", 3, 0.5]),
+        ({"deepspeed_config_file": "ds_config.json"}, ["DEEPSPEED", 1, 1.0]),
+    ],
+)
+def test_a_launch_trains_by_its_settings_or_a_file_and_prints_nothing_of_its_own(
+    config: dict[str, Any], trained_with: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
+    Path("ds_config.json").write_text(json.dumps({"zero_optimization": {"stage": 1}, **values}))
+    run = start(trained, folder=tmp_path / "runs", deepspeed_config=config)
+    assert [result[:3] for result in run.wait(110)] == [trained_with] * 2
     assert [run.logs(rank) for rank in (0, 1)] == ["", ""]
 
 
@@ -85,14 +96,6 @@ def test_a_hang_is_reported_with_the_stack_of_every_rank(tmp_path: Path) -> None
     run.stop(timeout=0)
     assert "rank 1 is elsewhere" in text
     assert "in hangs" in stacks
-
-
-def test_a_launch_trains_by_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "ds_config.json"
-    values = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
-    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, **values}))
-    results = start(trained, folder=tmp_path / "runs", deepspeed_config={"deepspeed_config_file": str(path)}).wait(110)
-    assert [result[:3] for result in results] == [["DEEPSPEED", 1, 1.0]] * 2
 
 
 def said_at(level: str) -> str:

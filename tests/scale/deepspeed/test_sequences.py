@@ -19,23 +19,17 @@ from accelerate_nb.runtime.world.world import World
 from accelerate_nb.utils import DeepSpeedPlugin, DeepSpeedSequenceParallelConfig, ParallelismConfig
 from tests.hf_suite.alias import install
 from tests.ranks import run_on_ranks
+from tests.runtime.strategies import tiny_llama
+from tests.scale.deepspeed.zero import AUTO, LIMIT, arguments_of_trainer
 
-LIMIT = 110.0
 SEQUENCES, LENGTH, AT_ONCE, RATE = 6, 8, 2, 0.1
 # between the norms of the first two steps
 NORM = 2.3
 
 
 def llama(heads: int = 4, key_heads: int = 2, attention: str = "sdpa") -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=32, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=heads,
-            num_key_value_heads=key_heads, attn_implementation=attention,
-        )
-    )  # fmt: skip
+    settings = {"hidden_size": 24, "num_key_value_heads": key_heads, "attn_implementation": attention}
+    return tiny_llama.llama(heads=heads, **settings)
 
 
 def samples() -> list[dict[str, torch.Tensor]]:
@@ -101,7 +95,7 @@ def in_parts(stage: int, folder: str, **sequences: Any) -> dict[str, Any]:
             weight.data.zero_()
     accelerator.load_state(folder)
     loaded = accelerator.get_state_dict(model)
-    found["loaded"] = all(torch.equal(weight, loaded[name]) for name, weight in found["weights"].items())
+    assert all(torch.equal(weight, loaded[name]) for name, weight in found["weights"].items())
     with pytest.raises(DataError, match="batch of 1 sequences came, but DeepSpeed splits batches of 2"):
         accelerator.strategy.batch_cutter({"input_ids": torch.zeros(1, LENGTH)})
     with pytest.raises(ConfigurationError, match="without an optimizer"):
@@ -158,8 +152,6 @@ def test_two_ranks_with_half_of_the_tokens_learn_as_one_with_all(tmp_path: Any) 
             assert found[name] == pytest.approx(expected[name], rel=1e-5), (stage, name)
             assert found[name] == second[stage][name]
         torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=1e-6)
-        assert found["loaded"]
-        assert second[stage]["loaded"]
     apart = [ranks[2]["apart"] for ranks in (first, second)]
     ids = [sample["input_ids"] for sample in samples()]
     # each rank has every other batch, the last is filled up, and is a part of all of them once they are cut
@@ -177,9 +169,9 @@ def test_two_ranks_with_half_of_the_tokens_learn_as_one_with_all(tmp_path: Any) 
 def by_the_trainer(folder: str, parts: int) -> dict[str, Any]:
     install()
     from accelerate import ParallelismConfig
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
-    arguments = TrainingArguments(
+    arguments = arguments_of_trainer(
         folder,
         num_train_epochs=2,
         per_device_train_batch_size=AT_ONCE,
@@ -189,19 +181,8 @@ def by_the_trainer(folder: str, parts: int) -> dict[str, Any]:
         optim="sgd",
         learning_rate=RATE,
         max_grad_norm=NORM,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
         parallelism_config=ParallelismConfig(sp_size=2, sp_backend="deepspeed") if parts > 1 else None,
-        deepspeed={
-            "zero_optimization": {"stage": 2},
-            "train_batch_size": "auto",
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
-            "gradient_clipping": "auto",
-        },
+        deepspeed={**AUTO, "zero_optimization": {"stage": 2}},
     )
     # with a mask, attention repeats heads of keys as often as the model says
     padded = [{**sample, "attention_mask": (torch.arange(LENGTH) < 6).long()} for sample in samples()[:5]]
@@ -286,13 +267,8 @@ def test_a_length_is_fixed_where_it_is_requested_so() -> None:
 
 
 def test_what_a_batch_brings_itself_is_cut_and_kept() -> None:
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    batch = {
-        "input_ids": torch.arange(6)[None],
-        "labels": torch.arange(6)[None],
-        "position_ids": positions,
-        "name": "a",
-    }
+    tokens, positions = torch.arange(6)[None], torch.tensor([[0, 1, 2, 0, 1, 2]])
+    batch = {"input_ids": tokens, "labels": tokens, "position_ids": positions, "name": "a"}
     found = split().cut(batch)
     assert found.pop("name") == "a"
     assert {name: part.tolist() for name, part in found.items()} == {

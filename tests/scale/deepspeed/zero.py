@@ -9,10 +9,21 @@ from tests.ranks import run_on_ranks
 from tests.runtime.strategies.contract import ACCUMULATION, MEAN, Arguments, Deletion, Outcome, StrategyCase, trained
 
 LIMIT = 110.0
+AUTO = dict.fromkeys(
+    ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
+)
 
 # Between two steps: an engine can't give back the gradients of a window.
 SAVED_AFTER = 2 * ACCUMULATION
 NORM = "the norm at clipping"
+
+
+def arguments_of_trainer(folder: str, **settings: Any) -> Any:
+    """Those of transformers' `Trainer`, which notes each step and writes nothing of its own."""
+    from transformers import TrainingArguments
+
+    quiet = {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
+    return TrainingArguments(folder, use_cpu=True, logging_steps=1, **quiet, **settings)
 
 
 def by_stage(stage: int, lacking: str = "", **settings: Any) -> dict[str, Any]:
