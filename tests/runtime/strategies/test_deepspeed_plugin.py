@@ -106,13 +106,16 @@ def test_a_plugin_is_accelerates_key_by_key_also_of_a_file(
     ],
 )
 def test_a_precision_is_written_as_accelerate_writes_it(config: dict[str, Any], precision: str) -> None:
-    assert with_precision(ours, config, precision) == with_precision(theirs, config, precision)
+    settings = {"hf_ds_config": config}
+    found, wanted = (changed(package, settings, "set_mixed_precision", precision) for package in (ours, theirs))
+    assert found == wanted
 
 
-def with_precision(package: Any, config: dict[str, Any], precision: str) -> Any:
-    plugin = package.DeepSpeedPlugin(hf_ds_config=deepcopy(config))
+def changed(package: Any, settings: dict[str, Any], method: str, *args: Any, **options: Any) -> Any:
+    """The configuration after a call of a method, or that it is refused."""
+    plugin = package.DeepSpeedPlugin(**deepcopy(settings))
     try:
-        plugin.set_mixed_precision(precision)
+        getattr(plugin, method)(*args, **options)
     except ValueError:
         return "refused"
     return plugin.deepspeed_config
@@ -132,17 +135,11 @@ FILLED: dict[str, Any] = {
 @pytest.mark.parametrize("must_match", [True, False])
 @pytest.mark.parametrize("values", [FILLED, {**FILLED, "zero_optimization.stage": 2}, {"gradient_clipping": 1.0}])
 def test_values_take_the_place_of_auto_as_in_accelerate(values: dict[str, Any], must_match: bool) -> None:
-    assert filled(ours, values, must_match) == filled(theirs, values, must_match)
-
-
-def filled(package: Any, values: dict[str, Any], must_match: bool) -> Any:
-    plugin = package.DeepSpeedPlugin(hf_ds_config=ZERO3, gradient_accumulation_steps=2)
-    plugin.set_mixed_precision("bf16")
-    try:
-        plugin.deepspeed_config_process(must_match=must_match, **values)
-    except ValueError:
-        return "refused"
-    return plugin.deepspeed_config
+    in_bf16 = {"bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale": 0}}
+    settings = {"hf_ds_config": ZERO3 | in_bf16, "gradient_accumulation_steps": 2}
+    options = {"must_match": must_match, **values}
+    found, wanted = (changed(package, settings, "deepspeed_config_process", **options) for package in (ours, theirs))
+    assert found == wanted
 
 
 KEYS = ["zero_optimization.stage", "zero_optimization.offload_param.device", "bf16.enabled", "no.such.key", "optimizer"]
