@@ -6,7 +6,6 @@ import enum
 import functools
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from itertools import product
 from operator import attrgetter
@@ -27,6 +26,7 @@ from accelerate_nb.runtime.compat.env_vars import check_cuda_fp8_capability, nea
 from accelerate_nb.utils import constants, dataclasses, environment as our_environment, imports as our_imports
 from accelerate_nb.utils.other import clean_state_dict_for_safetensors, get_free_port
 from tests.peers import Peer, under_both
+from tests.processes import python
 
 AVAILABLE = sorted(name for name in dir(imports) if name.startswith("is_") and name.endswith("_available"))
 
@@ -462,8 +462,5 @@ def test_an_accelerator_has_what_others_look_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_looked_up_when_the_doors_are_imported() -> None:
-    import subprocess
-
     code = "import accelerate_nb.utils; from accelerate_nb.runtime.compat.packages import _found; print(_found.cache_info().misses)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout.strip() == "0"
+    assert python("-c", code, check=True).stdout.strip() == "0"

@@ -48,10 +48,12 @@ def test_a_function_that_captures_one_is_not_launched() -> None:
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_prepared_loader_is_pickled_with_its_order(dispatched: bool) -> None:
+def test_a_prepared_loader_is_pickled_and_copied_with_its_order_and_epoch(dispatched: bool) -> None:
     config = DataLoaderConfiguration(dispatch_batches=dispatched, use_seedable_sampler=True, data_seed=3)
     accelerator = Accelerator(cpu=True, dataloader_config=config)
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(10)), batch_size=2, shuffle=True))
-    again = pickle.loads(pickle.dumps(loader))
-    assert type(again) is type(loader)
-    assert [batch.tolist() for (batch,) in again] == [batch.tolist() for (batch,) in loader]
+    next(iter(loader))
+    for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert type(twin) is type(loader)
+        assert twin.iteration == loader.iteration == 1
+        assert [batch.tolist() for (batch,) in twin] == [batch.tolist() for (batch,) in copy.deepcopy(loader)]

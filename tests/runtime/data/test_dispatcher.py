@@ -41,27 +41,22 @@ def test_processes_of_one_copy_of_a_model_read_the_same_batches_as_with_accelera
     assert ours[0] == ours[1]
 
 
-def dispatched_to_split_model(axis: str) -> Any:
-    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**{axis: 2}))
-    loader = accelerator.prepare(DataLoader(Stream(5), 2))
+def dispatched(length: int, split: dict[str, int] | None = None) -> Any:
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**split) if split else None)
+    loader = accelerator.prepare(DataLoader(Stream(length), 2))
     return [(plain(batch), plain(accelerator.gather_for_metrics(batch))) for batch in loader], loader.total_batch_size
 
 
 @pytest.mark.parametrize("axis", ["tp_size", "cp_size"])
 def test_a_dispatched_batch_is_the_same_for_processes_that_split_a_model(axis: str) -> None:
     batches = [[0, 1], [2, 3], [4]]
-    assert run_on_ranks(dispatched_to_split_model, 2, axis) == [([(batch, batch) for batch in batches], 2)] * 2
-
-
-def few(length: int) -> Any:
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(Stream(length), 2))
-    return [(plain(batch), plain(accelerator.gather_for_metrics(batch))) for batch in loader]
+    assert run_on_ranks(dispatched, 2, 5, {axis: 2}) == [([(batch, batch) for batch in batches], 2)] * 2
 
 
 def test_fewer_samples_than_processes_are_repeated() -> None:
-    assert run_on_ranks(few, 3, 1) == [[([0], [0])]] * 3
-    assert run_on_ranks(few, 3, 5) == [[(batch, [0, 1, 2, 3, 4])] for batch in ([0, 1], [2, 3], [4, 0])]
+    assert run_on_ranks(dispatched, 3, 1) == [([([0], [0])], 6)] * 3
+    expected = [([(batch, [0, 1, 2, 3, 4])], 6) for batch in ([0, 1], [2, 3], [4, 0])]
+    assert run_on_ranks(dispatched, 3, 5) == expected
 
 
 def breaks() -> Any:

@@ -208,14 +208,6 @@ def test_another_epoch_than_the_saved_one_begins_at_its_beginning_and_a_position
         other.resume({})
 
 
-def test_a_loader_can_be_pickled_and_copied() -> None:
-    loader = prepared(Numbers(5), options={"use_seedable_sampler": True}, shuffle=True)
-    next(iter(loader))
-    for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
-        assert twin.iteration == loader.iteration == 1
-        assert [plain(batch) for batch in twin] == [plain(batch) for batch in copy.deepcopy(loader)]
-
-
 @pytest.mark.parametrize("kind", ["indices", "stream"])
 def test_the_rest_of_an_epoch_knows_its_end(kind: str) -> None:
     loader = prepared(Numbers(7) if kind == "indices" else Stream(7))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.training.accumulation import AccumulationWindow, AccumulationWindows
+from accelerate_nb.runtime.training.accumulation import AccumulationWindows
 from accelerate_nb.utils.dataclasses import GradientAccumulationPlugin
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import Streamed, net, samples
-
-
-@dataclass
-class Seen:
-    """What a training shows: each micro-step's flag, loss and gradients, and the weights at its end."""
-
-    synced: list[bool]
-    losses: list[float]
-    gradients: list[list[float]]
-    weights: list[float]
 
 
 def flat(tensors: Any) -> list[float]:
@@ -43,22 +32,24 @@ class Training:
         self.bare = net()
         optimizer = torch.optim.SGD(self.bare.parameters(), lr=0.05, momentum=0.9)
         self.model, self.optimizer, *self.loaders = accelerator.prepare(self.bare, optimizer, *loaders)
-        self.seen = Seen([], [], [], [])
+        self.synced: list[bool] = []
+        self.losses: list[float] = []
+        self.gradients: list[list[float]] = []
 
     def micro_step(self, batch: Any) -> None:
         inputs, targets = batch
         with self.accelerator.accumulate(self.model):
             loss = nn.functional.mse_loss(self.model(inputs), targets)
             self.accelerator.backward(loss)
-            self.seen.gradients.append(flat(parameter.grad for parameter in self.bare.parameters()))
+            self.gradients.append(flat(parameter.grad for parameter in self.bare.parameters()))
             self.optimizer.step()
             self.optimizer.zero_grad()
-        self.seen.synced.append(self.accelerator.sync_gradients)
-        self.seen.losses.append(loss.item())
+        self.synced.append(self.accelerator.sync_gradients)
+        self.losses.append(loss.item())
 
     def end(self) -> list[Any]:
-        self.seen.weights.extend(flat(self.bare.parameters()))
-        return [self.seen.synced, self.seen.losses, self.seen.gradients, self.seen.weights]
+        """Each micro-step's flag, loss and gradients, and the weights at last."""
+        return [self.synced, self.losses, self.gradients, flat(self.bare.parameters())]
 
 
 def loader(count: int = 22, batch: int = 4) -> DataLoader[Any]:
@@ -101,7 +92,7 @@ def by_command(training: Training) -> None:
             with accelerator.trigger_sync_in_backward(model):
                 accelerator.backward(loss)
             accelerator.clip_grad_value_(model.parameters(), 0.1)
-        training.seen.gradients.append(flat(parameter.grad for parameter in training.bare.parameters()))
+        training.gradients.append(flat(parameter.grad for parameter in training.bare.parameters()))
         training.optimizer.step()
         training.optimizer.zero_grad()
 
@@ -156,7 +147,7 @@ def averaged_by_hand(count: int, steps: int) -> list[Any]:
     model: nn.Module = bare if size == 1 else DistributedDataParallel(bare)
     data = samples(count)
     batches = [data[start : start + 4] for start in range(0, count, 4)][rank::size]
-    seen = Seen([], [], [], [])
+    found: list[list[Any]] = [[], [], []]
     for _ in range(2):
         for begin in range(0, len(batches), steps):
             window = batches[begin : begin + steps]
@@ -165,13 +156,13 @@ def averaged_by_hand(count: int, steps: int) -> list[Any]:
                 with nullcontext() if last or size == 1 else model.no_sync():
                     loss = nn.functional.mse_loss(model(inputs), targets)
                     (loss / len(window)).backward()
-                seen.gradients.append(flat(parameter.grad for parameter in bare.parameters()))
+                gradients = flat(parameter.grad for parameter in bare.parameters())
                 if last:
                     optimizer.step()
                     optimizer.zero_grad()
-                seen.synced.append(last)
-                seen.losses.append(loss.item())
-    return [seen.synced, seen.losses, seen.gradients, flat(bare.parameters())]
+                for values, value in zip(found, (last, loss.item(), gradients), strict=True):
+                    values.append(value)
+    return [*found, flat(bare.parameters())]
 
 
 @pytest.mark.parametrize("size", ONE_OR_TWO)
@@ -182,24 +173,6 @@ def test_a_short_window_is_divided_by_its_own_length_also_where_nobody_knew_that
         assert ours[0] == by_hand[0]
         assert ours[1] == pytest.approx(by_hand[1], abs=1e-5)
         assert ours[3] == pytest.approx(by_hand[3], abs=1e-5)
-
-
-def test_a_window_is_corrected_once_it_is_known_to_be_short() -> None:
-    window = AccumulationWindow()
-    lengths = []
-    for at_end in (False, False, True):
-        is_last = window.advance(4, at_end=at_end)
-        factor = window.correct(4, None, is_last=is_last)
-        lengths.append((window.position, window.length, factor))
-    assert lengths == [(1, 4, 1.0), (2, 4, 1.0), (3, 3, 4 / 3)]
-    window.advance(4, at_end=False)
-    assert (window.correct(4, 1, is_last=False), window.length) == (1.0, 2)
-
-
-def test_a_window_that_is_taken_up_again_is_as_long_as_it_was() -> None:
-    window = AccumulationWindows(1).of(())
-    window.advance(4, at_end=False)
-    assert (window.correct(4, 1, is_last=False), window.position, window.length) == (1.0, 2, 3)
 
 
 def two_models(steps: int) -> list[Any]:
@@ -231,16 +204,13 @@ def test_two_models_that_take_turns_both_step(size: int) -> None:
             assert first[0] == second[0] == expected
 
 
-def test_models_that_are_trained_in_one_block_are_counted_together() -> None:
+def test_models_of_one_block_are_counted_together_and_a_checkpoints_count_is_that_of_every_group() -> None:
     windows, models = AccumulationWindows(), (nn.Linear(1, 1), nn.Linear(1, 1))
     assert windows.of(models) is windows.of(models)
     assert windows.of(models) is not windows.of(models[:1])
     windows.of(models).advance(3, at_end=False)
     windows.of(models[1:])
     assert windows.of(models).count == 1
-
-
-def test_a_checkpoints_count_is_that_of_every_group() -> None:
     windows = AccumulationWindows(2)
     assert [windows.of(group).count for group in ((), (nn.Linear(1, 1),))] == [2, 2]
 
@@ -257,7 +227,7 @@ def left_early() -> list[Any]:
         training.micro_step(batch)
         if number == 2:
             break  # inside of a window
-    return [training.seen.synced, accelerator.gradient_state.in_dataloader, accelerator.step]
+    return [training.synced, accelerator.gradient_state.in_dataloader, accelerator.step]
 
 
 @pytest.mark.parametrize("size", ONE_OR_TWO)
@@ -270,9 +240,9 @@ def test_a_loader_that_is_left_early_leaves_nothing_behind(size: int) -> None:
 
 
 def taken_up_again(folder: str) -> list[list[float]]:
-    """A training that is saved in a window, at every micro-step, and one that goes on from there."""
+    """A training that is saved in a window, at its end and in a short one, and one that goes on from there."""
     found = []
-    for stop in (None, 2, 3):
+    for stop in (None, 2, 3, 4):
         plugin = GradientAccumulationPlugin(num_steps=3, average_over_window=True)
         accelerator = Accelerator(gradient_accumulation_plugin=plugin)
         training = Training(accelerator, loader(20 * accelerator.num_processes))
@@ -296,4 +266,4 @@ def taken_up_again(folder: str) -> list[list[float]]:
 @pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_window_goes_on_where_it_was_saved(size: int, tmp_path: Path) -> None:
     for whole, *resumed in run_on_ranks(taken_up_again, size, str(tmp_path / "state")):
-        assert resumed == [whole, whole]
+        assert resumed == [whole] * 3

@@ -1,5 +1,7 @@
 """Processes that step by themselves are averaged when it is time."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from accelerate_nb import Accelerator
 from accelerate_nb.local_sgd import LocalSGD
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
-from tests.runtime.loops import net, samples
+from tests.runtime.loops import flat, net, samples
 
 STEPS = 7
 
@@ -18,7 +20,7 @@ def batches(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [data[slice(step * 8 + rank * 4, step * 8 + rank * 4 + 4)] for step in range(STEPS)]
 
 
-def local_steps(peer: Peer, every: int, enabled: bool, precision: str) -> list[list[float]]:
+def local_steps(peer: Peer, every: int, enabled: bool, precision: str) -> list[Any]:
     torch.manual_seed(0)
     accelerator = peer.Accelerator(cpu=True, mixed_precision=precision)
     model = net()
@@ -34,10 +36,6 @@ def local_steps(peer: Peer, every: int, enabled: bool, precision: str) -> list[l
             local.step()
             seen.append(flat(model))
     return [*seen, flat(model)]
-
-
-def flat(model: nn.Module) -> list[float]:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
 
 
 @pytest.mark.parametrize("size", ONE_OR_TWO)
