@@ -116,25 +116,23 @@ def test_the_ways_to_split_a_sequence_are_accelerates(
 ) -> None:
     for variable, value in environment.items():
         monkeypatch.setenv(f"PARALLELISM_CONFIG_{variable}", value)
-    found, wanted = settled(getattr(ours, name), given), settled(getattr(theirs, name), given)
+    found, wanted = (settled(lambda item=item: vars(getattr(item, name)(**given))) for item in (ours, theirs))
     # the ways that Accelerate does not have are by keyword alone
     assert found == wanted or {key: found[key] for key in wanted} == wanted
 
 
-def settled(settings_class: Any, given: dict[str, Any]) -> Any:
-    """The settings as they are filled in, or that they are refused."""
+def settled(function: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """What a call gives, or that it is refused."""
     try:
-        return vars(settings_class(**given))
+        return function(*args, **given)
     except ValueError:
         return "refused"
 
 
 def described(config_class: Any, sizes: dict[str, Any]) -> Any:
-    """What sizes mean, or that they are refused."""
-    try:
-        config = config_class(**sizes)
-    except ValueError:
-        return "refused"
+    config = settled(config_class, **sizes)
+    if config == "refused":
+        return config
     handlers = [type(getattr(config, f"{axis}_handler")).__name__ for axis in ("tp", "cp", "sp")]
     axes = config._get_mesh() if config.active_mesh_dims else None
     return {name: getattr(config, name) for name in NAMES}, handlers, axes
@@ -157,17 +155,9 @@ def meshes(peer: Peer) -> list[Any]:
             seen.append((joint, mesh[joint].size(), mesh[joint].get_local_rank()))
     config = peer.ParallelismConfig(dp_shard_size=4)
     for device in (None, "cpu", None, "cuda"):
-        seen.append(refused(config.get_device_mesh, device))
+        seen.append(settled(config.get_device_mesh, device) == "refused")
     state.destroy_process_group()
     return seen
-
-
-def refused(function: Callable[..., Any], *args: Any) -> bool:
-    try:
-        function(*args)
-    except ValueError:
-        return True
-    return False
 
 
 def test_a_mesh_has_the_same_axes() -> None:

@@ -78,8 +78,10 @@ class Everything:
             "step": accelerator.step,
         }
 
-    def draws(self) -> Any:
-        return random.random(), float(np.random.rand()), torch.rand(3)
+    def shown(self) -> Any:
+        """The state, what is drawn next, and what comes of the next steps."""
+        before = copy.deepcopy(self.contents())  # the steps that follow change it
+        return before, random.random(), float(np.random.rand()), torch.rand(3), self.steps(), self.contents()
 
 
 def writes(peer: Peer, folder: str, safe: bool) -> Any:
@@ -87,16 +89,13 @@ def writes(peer: Peer, folder: str, safe: bool) -> Any:
     training.steps()
     training.accelerator.save_state(f"{folder}/{peer.name}", safe_serialization=safe)
     training.accelerator.wait_for_everyone()
-    # a copy of the state: the steps that follow change it
-    before = copy.deepcopy(training.contents())
-    return before, training.draws(), training.steps(), training.contents()
+    return training.shown()
 
 
 def reads_the_others(peer: Peer, folder: str) -> Any:
     training = Everything(peer, seed=2)
     training.accelerator.load_state(f"{folder}/{'accelerate' if peer.is_ours else 'accelerate_nb'}")
-    before = copy.deepcopy(training.contents())
-    return before, training.draws(), training.steps(), training.contents()
+    return training.shown()
 
 
 @pytest.mark.parametrize(("size", "safe"), [pytest.param(1, True, marks=pytest.mark.slow), (2, True), (2, False)])

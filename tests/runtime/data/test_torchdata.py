@@ -90,14 +90,10 @@ def test_a_stateful_loader_goes_on_where_its_state_was_taken_as_do_workers(how: 
     assert run_on_ranks(goes_on, 1, "state", 1, ["seedable", "stream"]) == [[]]
 
 
-def stateful(peer: Peer) -> Any:
-    config = peer.door("utils").DataLoaderConfiguration(use_stateful_dataloader=True)
-    return peer.Accelerator(dataloader_config=config)
-
-
 def states(peer: Peer) -> list[Any]:
     """What the state says at each batch, and what a loader reads that takes it up."""
-    accelerator = stateful(peer)
+    config = peer.door("utils").DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = peer.Accelerator(dataloader_config=config)
     found: list[Any] = []
     for data in (Numbers(9), Stream(9), Counting(9)):
         loader = accelerator.prepare(DataLoader(data, 2))
@@ -113,25 +109,6 @@ def states(peer: Peer) -> list[Any]:
 def test_a_state_is_accelerates() -> None:
     both = under_both(states, 1)
     assert both.ours == both.theirs
-
-
-def cross(peer: Peer, state: Any) -> Any:
-    loader = stateful(peer).prepare(DataLoader(Numbers(12), 2))
-    if state is not None:
-        loader.load_state_dict(state)
-        return [plain(batch) for batch in loader]
-    for number, _ in enumerate(loader):
-        if number == 1:
-            return copy.deepcopy(loader.state_dict())
-    return None
-
-
-@pytest.mark.slow
-def test_either_package_takes_up_the_others_state() -> None:
-    saved = under_both(cross, 1, None)
-    for state in (*saved.theirs, *saved.ours):
-        both = under_both(cross, 1, state)
-        assert both.ours == both.theirs == [[[4, 5], [6, 7], [8, 9], [10, 11]]]
 
 
 def test_a_stateful_loader_can_be_pickled_and_subclassed() -> None:
