@@ -1,7 +1,5 @@
 """Adapters of peft train on a model whose weights are sharded, and are saved as peft saves them."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,11 @@ def with_adapters() -> nn.Module:
     return found
 
 
-def trained(folder: str, arguments: Callable[[], dict[str, Any]], resumes: bool = False) -> dict[str, Any]:
+def trained(folder: str, arguments: dict[str, Any], resumes: bool = False) -> dict[str, Any]:
     """Three steps, after the second of which it is saved; or the third alone, from that checkpoint on."""
     from peft import get_peft_model_state_dict
 
-    accelerator = Accelerator(cpu=True, **arguments())
+    accelerator = Accelerator(cpu=True, **arguments)
     model = with_adapters()
     optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], 0.2, momentum=0.9)
     optimizer, model = accelerator.prepare(optimizer, model)
@@ -63,21 +61,15 @@ def trained(folder: str, arguments: Callable[[], dict[str, Any]], resumes: bool 
     return found
 
 
-def along(**degrees: int) -> dict[str, Any]:
-    return {"parallelism_config": ParallelismConfig(**degrees)}
-
-
 @pytest.mark.parametrize(
     ("arguments", "is_sharded"),
-    [(partial(dict, strategy="fsdp"), True), (partial(along, pp_size=2), False)],
+    [({"strategy": "fsdp"}, True), ({"parallelism_config": ParallelismConfig(pp_size=2)}, False)],
     ids=["FSDP", "stages"],
 )
-def test_adapters_end_in_the_weights_of_one_process(
-    arguments: Callable[[], dict[str, Any]], is_sharded: bool, tmp_path: Path
-) -> None:
+def test_adapters_end_in_the_weights_of_one_process(arguments: Any, is_sharded: bool, tmp_path: Path) -> None:
     from peft import PeftModel
 
-    (wanted,) = run_on_ranks(under_alias, 1, trained, str(tmp_path / "one"), dict)
+    (wanted,) = run_on_ranks(under_alias, 1, trained, str(tmp_path / "one"), {})
     folder = str(tmp_path / "spread")
     found = run_on_ranks(under_alias, 2, trained, folder, arguments)
     again = run_on_ranks(under_alias, 2, trained, folder, arguments, True)[0]

@@ -28,10 +28,6 @@ class NotStartedYet(GeneralTracker):
         return self.run  # there once it was started
 
 
-class Nameless(GeneralTracker):
-    tracker = None
-
-
 class Pending(torch.Tensor):
     def item(self):
         raise AssertionError("the device was waited for")
@@ -45,7 +41,7 @@ def test_neither_a_value_nor_a_step_on_a_device_is_waited_for_where_nobody_liste
 def test_what_is_missing_is_named_and_what_is_underneath_may_be_known_only_once_started():
     assert NotStartedYet().main_process_only
     with pytest.raises(IncompleteTrackerError, match=r"attributes: `name`, `requires_logging_directory`\. "):
-        Nameless()
+        type("Nameless", (GeneralTracker,), {"tracker": None})()
     with pytest.raises(NotImplementedError, match=r"`name`, `requires_logging_directory`, `tracker`\. "):
         GeneralTracker()
     assert issubclass(IncompleteTrackerError, AccelerateNbError)
@@ -66,33 +62,18 @@ class Counter:
         return sum(numbers) + more
 
 
-class Main(Counter):
-    main_process_only = True
-
-
-class Everywhere(Counter):
-    main_process_only = False
-
-
 def count(peer):
     peer.Accelerator()  # Accelerate's processes are connected by it, on a machine without a GPU
     decorator = peer.door("tracking").on_main_process
     again = {"count": decorator(Counter.count.__wrapped__)}
-    return [type("Again", (item,), again)().count(1, 2, more=3) for item in (Counter, Main, Everywhere)]
+    declared = ({}, {"main_process_only": True}, {"main_process_only": False})
+    return [type("Again", (), again | more)().count(1, 2, more=3) for more in declared]
 
 
 def test_a_method_runs_on_the_main_process_unless_its_tracker_declares_otherwise():
     both = under_both(count, 2)
     assert both.theirs == both.ours == [[6, 6, 6], [6, None, 6]]
     assert (Counter.count.__name__, Counter.count.__doc__) == ("count", "Adds.")
-
-
-class Kind(str, Enum):
-    ONE = "one"
-
-
-class Level(IntEnum):
-    HIGH = 3
 
 
 @pytest.mark.parametrize(
@@ -119,7 +100,8 @@ def test_one_element_is_a_number_and_what_has_no_one_value_stays_as_it_is(value,
 
 def test_settings_are_what_any_format_can_hold():
     nest = (1, torch.tensor(2), {"dtype": torch.float16})
-    given = {"path": Path("a"), "kind": Kind.ONE, "level": Level.HIGH, "none": None, 3: nest, "numpy": np.float64(0.5)}
+    kind, level = Enum("Kind", {"ONE": "one"}, type=str), IntEnum("Level", {"HIGH": 3})
+    given = {"path": Path("a"), "kind": kind.ONE, "level": level.HIGH, "none": None, 3: nest, "numpy": np.float64(0.5)}
     found = settings({"yes": True, **given})
     plain_nest = [1, 2, {"dtype": "torch.float16"}]
     expected = {"path": "a", "kind": "one", "level": 3, "none": None, "3": plain_nest, "numpy": 0.5}
