@@ -4,13 +4,14 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 _SSHD_CONFIG = """
 ListenAddress {address}
@@ -57,13 +58,14 @@ class Hosts:
             start_new_session=True,
         )
 
-    def cut(self, host: str) -> None:
-        """Pull a host's cable."""
+    @contextmanager
+    def cut(self, host: str) -> Iterator[None]:
+        """Pull a host's cable, and put it back after the block."""
         run("ip", "link", "set", f"{self.prefix}v{host}", "down")
-
-    def mend(self, host: str) -> None:
-        """Put it back."""
-        run("ip", "link", "set", f"{self.prefix}v{host}", "up")
+        try:
+            yield
+        finally:
+            run("ip", "link", "set", f"{self.prefix}v{host}", "up")
 
     @contextmanager
     def slow(self, host: str, *netem: str) -> Iterator[None]:
@@ -139,7 +141,7 @@ def _host(prefix: str, name: str, address: str, folder: Path) -> Iterator[None]:
             [*on_host, "/usr/sbin/sshd", "-D", "-f", str(config), "-E", str(folder / f"{name}.log")]
         )
         try:
-            _until_it_listens(address)
+            until(lambda: _listens(address), timeout=20.0)
             yield
         finally:
             sshd.terminate()
@@ -149,16 +151,11 @@ def _host(prefix: str, name: str, address: str, folder: Path) -> Iterator[None]:
         run("ip", "netns", "del", namespace)
 
 
-def _until_it_listens(address: str) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection((address, 22), 5).close()
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        else:
-            return
+def _listens(address: str) -> bool:
+    with suppress(ConnectionRefusedError):
+        socket.create_connection((address, 22), 5).close()
+        return True
+    return False
 
 
 def _end_all(namespace: str) -> None:

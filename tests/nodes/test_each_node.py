@@ -69,16 +69,15 @@ def started(hosts: Hosts, commands: dict[str, list[str]]) -> Iterator[dict[str, 
 
 
 @contextmanager
-def reducing(
-    hosts: Hosts, folder: Path, host: dict[str, object], other: dict[str, object]
-) -> Iterator[tuple[dict[str, subprocess.Popen[str]], int]]:
+def reducing(hosts: Hosts, folder: Path, port: int) -> Iterator[tuple[dict[str, subprocess.Popen[str]], int]]:
     """A run without an end on two hosts, and the process of its rank 1."""
     (folder / "reduces.py").write_text(REDUCES)
-
-    def command(settings: dict[str, object]) -> list[str]:
-        return [str(folder / "reduces.py"), json.dumps({**settings, "folder": str(folder)})]
-
-    with started(hosts, {"h1": command(host), "h2": command(other)}) as running:
+    settings = {"master_addr": hosts.addresses["h1"], "use_port": port, "folder": str(folder)}
+    commands = {
+        host: [str(folder / "reduces.py"), json.dumps({**settings, **more})]
+        for host, more in (("h1", {}), ("h2", {"node_rank": 1}))
+    }
+    with started(hosts, commands) as running:
         lines = iter(running["h2"].stdout or ())
         yield running, next(int(line.split()[-1]) for line in lines if "pid 1" in line)
 
@@ -105,22 +104,17 @@ def test_accelerate_s_files_on_two_hosts_train_to_the_weights_of_one_process(hos
 
 
 def test_a_host_that_is_cut_off_is_named_and_both_end(hosts: Hosts, tmp_path: Path) -> None:
-    master: dict[str, object] = {"master_addr": hosts.addresses["h1"], "use_port": 29557}
-    with reducing(hosts, tmp_path, master, {**master, "node_rank": 1}) as (running, _):
-        hosts.cut("h2")
-        try:
-            began = time.monotonic()
+    with reducing(hosts, tmp_path, 29557) as (running, _):
+        began = time.monotonic()
+        with hosts.cut("h2"):
             texts = [process.communicate(timeout=60)[0] for process in running.values()]
             assert time.monotonic() - began < LOST_WITHIN
-        finally:
-            hosts.mend("h2")
     assert re.search(r"node 1 on \S+ was lost", texts[0]), texts[0]
     assert re.search(r"node 0 on \S+ was lost", texts[1]), texts[1]
 
 
 def test_a_launcher_that_is_killed_is_named_on_the_other_host_which_ends(hosts: Hosts, tmp_path: Path) -> None:
-    master: dict[str, object] = {"master_addr": hosts.addresses["h1"], "use_port": 29561}
-    with reducing(hosts, tmp_path, master, {**master, "node_rank": 1}) as (running, pid):
+    with reducing(hosts, tmp_path, 29561) as (running, pid):
         running["h1"].kill()
         began = time.monotonic()
         printed = running["h2"].communicate(timeout=60)[0]

@@ -16,7 +16,7 @@ from accelerate_nb.launching.nodes import node_pool
 from tests.nodes.hosts import Hosts
 from tests.nodes.test_ssh import LOST_WITHIN, place, reduces_for_ever
 from tests.nodes.trainings import TWO_NODES
-from tests.waiting import until_lines
+from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -39,25 +39,25 @@ def test_hosts_that_join_run_a_launch_and_one_that_is_cut_off_is_named(
     settings = {**TWO_NODES, **joining, "folder": str(tmp_path)}
     with ThreadPoolExecutor(1) as threads:
         launched = threads.submit(lambda: launch(place, **settings, results="all").wait())
-        deadline, shown = time.monotonic() + 20, ""
-        while (found := re.search(r"^accelerate-nb join (\S+)$", shown, flags=re.MULTILINE)) is None:
-            assert time.monotonic() < deadline
+        shown = ""
+
+        def tickets() -> list[str]:
+            nonlocal shown
             assert not launched.done(), launched.result()
             shown += capsys.readouterr().err
-            time.sleep(0.02)
+            return re.findall(r"^accelerate-nb join (\S+)$", shown, flags=re.MULTILINE)
+
+        until(tickets, timeout=20)
         for host in ("h1", "h2"):
-            words = (sys.executable, "-m", "accelerate_nb", "join", found[1], "--name", host)
+            words = (sys.executable, "-m", "accelerate_nb", "join", tickets()[0], "--name", host)
             machines.append(hosts.start(host, *words))
         found_places = launched.result()
     assert {item["GLOO_SOCKET_IFNAME"] for item in found_places} == {"eth0"}
     assert {item["MASTER_ADDR"] for item in found_places} < set(hosts.addresses.values())
     run = launch(reduces_for_ever, **settings)
     until_lines(run, 2)
-    hosts.cut("h2")
-    try:
-        began = time.monotonic()
+    began = time.monotonic()
+    with hosts.cut("h2"):
         with pytest.raises(LaunchError, match=r"the agent of h2 \(rank \d\) was lost: nothing came for 4 s"):
             run.wait(60)
         assert time.monotonic() - began < LOST_WITHIN
-    finally:
-        hosts.mend("h2")

@@ -13,6 +13,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.run_reader import kept_run, view_of
 from tests.launching.test_restarts import trains
 from tests.nodes.hosts import Hosts
+from tests.nodes.trainings import agent_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(200)
@@ -20,8 +21,7 @@ pytestmark = pytest.mark.timeout(200)
 
 def kills_its_agent() -> None:
     """The node of this rank is lost."""
-    parents = psutil.Process().parents()
-    next(parent for parent in parents if any("agent_process" in word for word in parent.cmdline())).kill()
+    agent_of(psutil.Process()).kill()
     signal.pause()
 
 
@@ -66,9 +66,6 @@ def test_without_a_spare_the_run_starts_again_on_the_same_hosts_or_reports_what_
     command = f"{hosts.ssh_command} -o ConnectTimeout=2"
     run = launch(dies_with_its_agent, **{**settings, "ssh_command": command}, max_restarts=1, restart_delay=3.0)
     until(lambda: run.view.restarts, run)
-    hosts.cut("h2")
-    try:
-        with pytest.raises(LaunchError, match=r"(?s)Workers on h2 were requested.*no spare host could take its place"):
-            run.wait(60)
-    finally:
-        hosts.mend("h2")
+    text = r"(?s)Workers on h2 were requested.*no spare host could take its place"
+    with hosts.cut("h2"), pytest.raises(LaunchError, match=text):
+        run.wait(60)

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from accelerate_nb.launching.nodes.node_pool import allocated_hosts, tasks_of, u
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.placement import Host
 from tests.nodes.slurm import idle_nodes, made_slurm
+from tests.processes import python
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -143,6 +145,7 @@ def test_tasks_are_read_as_slurm_writes_them():
     assert tasks_of("") == []
 
 
+COMMAND = ("-m", "accelerate_nb.cli.main")
 SAVES = """
 import sys
 import torch
@@ -171,13 +174,22 @@ def until_printed(folder: Path, text: str, count: int) -> None:
         time.sleep(0.05)
 
 
+def submitted(slurm: dict[str, str], folder: Path, *words: str) -> str:
+    """The number of a job of two ranks that runs `saves.py`."""
+    (folder / "saves.py").write_text(SAVES)
+    words = (*COMMAND, "launch", "--slurm", *words, "--cpu", "-n", "2", "--folder", str(folder / "runs"))
+    done = python(*words, "saves.py", folder / "checkpoints", folder=folder, limit=60, check=True, **slurm)
+    return done.stdout.split()[1]
+
+
+def until_idle(slurm: dict[str, str], is_so: Callable[[], bool] = lambda: True) -> None:
+    """Wait until no node has anything to do, and something else is so."""
+    until(lambda: is_so() and idle_nodes(slurm) == 3, timeout=40)
+
+
 @pytest.mark.timeout(170)
 def test_a_job_that_its_time_limit_stops_saves_and_goes_on_when_it_comes_again(slurm, tmp_path):
-    (tmp_path / "saves.py").write_text(SAVES)
-    words = ["--slurm", "--nodes", "2", "--requeue", "--cpu", "-n", "2", "--folder", str(tmp_path / "runs")]
-    line = [sys.executable, "-m", "accelerate_nb.cli.main", "launch", *words, "saves.py", str(tmp_path / "checkpoints")]
-    done = subprocess.run(line, env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    number = done.stdout.split()[1]
+    number = submitted(slurm, tmp_path, "--nodes", "2", "--requeue")
     folder = tmp_path / "runs" / f"slurm_{number}"
 
     def of_scontrol(*words: str) -> str:
@@ -187,15 +199,11 @@ def test_a_job_that_its_time_limit_stops_saves_and_goes_on_when_it_comes_again(s
     until_printed(folder, "begins", 2)
     # what SLURM does before a time limit
     subprocess.run(["scancel", "--batch", "--signal=USR1", number], env=slurm, check=True, timeout=20)
-    deadline = time.monotonic() + 40
-    while "Reason=BeginTime" not in of_scontrol("show", "job", number) or idle_nodes(slurm) < 3:
-        assert time.monotonic() < deadline, of_scontrol("show", "job", number)
-        time.sleep(0.2)
+    until_idle(slurm, lambda: "Reason=BeginTime" in of_scontrol("show", "job", number))
     # By itself it begins after two minutes. In the second of its end slurmd refuses it ("already killed, do not launch batch job").
     of_scontrol("update", f"jobid={number}", "StartTime=now+3")
     until_printed(folder, "resumed", 2)
-    attached = [sys.executable, "-m", "accelerate_nb.cli.main", "runs", "attach", "--folder", str(folder)]
-    shown = subprocess.run(attached, env=slurm, capture_output=True, text=True, timeout=60, check=False)
+    shown = python(*COMMAND, "runs", "attach", "--folder", folder, limit=60, **slurm)
     assert shown.returncode == 0, shown.stderr
     assert "resumed" in shown.stdout
 
@@ -214,19 +222,11 @@ print(run.view.state, run.results)
 
 
 def test_a_job_is_stopped_and_its_stacks_are_read_from_another_machine(slurm, tmp_path):
-    (tmp_path / "saves.py").write_text(SAVES)
     (tmp_path / "attaches.py").write_text(ATTACHES)
-    words = ["--slurm", "--cpu", "-n", "2", "--folder", str(tmp_path / "runs")]
-    line = [sys.executable, "-m", "accelerate_nb.cli.main", "launch", *words, "saves.py", str(tmp_path / "checkpoints")]
-    done = subprocess.run(line, env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    folder = tmp_path / "runs" / f"slurm_{done.stdout.split()[1]}"
+    folder = tmp_path / "runs" / f"slurm_{submitted(slurm, tmp_path)}"
     until_printed(folder, "begins", 2)
-    attached = [sys.executable, "attaches.py", str(folder)]
-    shown = subprocess.run(attached, env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=80, check=False)
+    shown = python("attaches.py", folder, folder=tmp_path, limit=80, **slurm)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines() == ["stacks of True", "stopped [None, None]"]
     assert (tmp_path / "checkpoints").exists()
-    deadline = time.monotonic() + 40
-    while idle_nodes(slurm) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until_idle(slurm)

@@ -3,9 +3,8 @@
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from accelerate_nb.errors import LaunchError, PayloadError
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.session import Session
 from tests.nodes.hosts import Hosts
-from tests.nodes.trainings import trains, trains_on_six
+from tests.nodes.trainings import agent_of, trains, trains_on_six
+from tests.processes import python
 from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(100)
@@ -48,10 +48,6 @@ def reduces_for_ever() -> None:
 def pid_of_worker(run: Any, rank: int) -> psutil.Process:
     # namespaces of networks share the numbers of processes
     return psutil.Process(int(run.view.rank(rank).detail))
-
-
-def agent_of(worker: psutil.Process) -> psutil.Process:
-    return next(parent for parent in worker.parents() if any("agent_process" in word for word in parent.cmdline()))
 
 
 def test_ranks_on_hosts_have_torchrun_s_variables_and_the_interface_between_them(
@@ -85,12 +81,9 @@ def test_a_pipe_of_this_machine_is_refused(settings: dict[str, Any]) -> None:
 
 
 def test_a_session_on_hosts_keeps_its_variables(settings: dict[str, Any]) -> None:
-    session = Session.start(resolve({name: value for name, value in settings.items() if name != "panel"}, {}))
-    try:
+    with closing(Session.start(resolve({**settings, "panel": None}, {}))) as session:
         session.run("x = rank + 1").wait()
         assert session.pull(["x"], ranks=(0, 1)) == {0: {"x": 1}, 1: {"x": 2}}
-    finally:
-        session.close()
 
 
 def test_a_hostfile_and_the_command_line_reach_them(hosts: Hosts, tmp_path: Path) -> None:
@@ -98,16 +91,10 @@ def test_a_hostfile_and_the_command_line_reach_them(hosts: Hosts, tmp_path: Path
     (tmp_path / "script.py").write_text(
         "import os\nprint('rank', os.environ['RANK'], 'on node', os.environ['GROUP_RANK'])\n"
     )
-    words = ["--hostfile", str(tmp_path / "hostfile"), "--ssh-command", hosts.ssh_command]
-    words += ["--cpu", "--folder", str(tmp_path)]
-
-    def command(*more: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "accelerate_nb.cli.main", "launch", *words, *more, str(tmp_path / "script.py")]
-        return subprocess.run(line, capture_output=True, text=True, timeout=90)
-
-    plan = command("--dry-run")
-    assert "1 on h1, 1 on h2" in plan.stdout
-    done = command()
+    words = ["-m", "accelerate_nb.cli.main", "launch", "--hostfile", tmp_path / "hostfile"]
+    words += ["--ssh-command", hosts.ssh_command, "--cpu", "--folder", tmp_path]
+    assert "1 on h1, 1 on h2" in python(*words, "--dry-run", tmp_path / "script.py", limit=90).stdout
+    done = python(*words, tmp_path / "script.py", limit=90)
     assert done.returncode == 0, done.stderr
     assert "rank 0 on node 0" in done.stdout
     assert "rank 1 on node 1" in done.stdout
@@ -119,19 +106,16 @@ def test_a_cut_cable_is_reported_in_seconds_and_the_next_launch_finds_the_host_a
     run = launch(reduces_for_ever, **settings)
     until_lines(run, 2)
     lost, kept = agent_of(pid_of_worker(run, 1)), pid_of_worker(run, 0)
-    hosts.cut("h2")
-    try:
-        began = time.monotonic()
+    began = time.monotonic()
+    with hosts.cut("h2"):
         with pytest.raises(LaunchError, match=r"the agent of h2 \(rank 1\) was lost: nothing came for 4 s"):
             run.wait(30)
         assert time.monotonic() - began < LOST_WITHIN
         assert not kept.is_running()
         with pytest.raises(LaunchError, match="Workers on h2 were requested, and its agent can't be reached"):
             launch(place, **{**settings, "ssh_command": f"{hosts.ssh_command} -o ConnectTimeout=2"})
-    finally:
-        hosts.mend("h2")
-        # by itself it ends after a minute of silence
-        lost.kill()
+    # by itself it ends after a minute of silence
+    lost.kill()
     assert len(launch(place, **settings, results="all").wait()) == 2
 
 

@@ -2,11 +2,18 @@
 
 from typing import Any
 
+import psutil
+
 from accelerate_nb import Accelerator
 
 # A launch of two ranks, which shows nothing, and of two nodes.
 TWO_RANKS: dict[str, Any] = {"num_processes": 2, "cpu": True, "panel": "off"}
 TWO_NODES: dict[str, Any] = {**TWO_RANKS, "num_nodes": 2}
+
+
+def agent_of(worker: psutil.Process) -> psutil.Process:
+    """The agent of the node on which a worker runs."""
+    return next(parent for parent in worker.parents() if any("agent_process" in word for word in parent.cmdline()))
 
 
 def trains_on_six() -> list[float]:
