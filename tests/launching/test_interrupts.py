@@ -20,6 +20,7 @@ from tests.waiting import until
 TWO = {"num_processes": 2, "cpu": True, "results": "all"}
 # `INTERRUPTS=100 pytest tests/launching/test_interrupts.py` interrupts a hundred times.
 TIMES = int(os.environ.get("INTERRUPTS", "4"))
+MET = [([3.0] * 4, ["rank 0", "rank 1"])] * 2
 
 
 def computes(folder: str) -> None:
@@ -41,13 +42,6 @@ def is_stuck_in_a_collective(folder: str) -> None:
     dist.barrier()
 
 
-def joins() -> float:
-    dist.init_process_group("gloo")
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    return total.item()
-
-
 MOMENTS = {
     "starting": computes,
     "computing": computes,
@@ -60,7 +54,7 @@ MOMENTS = {
 def test_after_an_interrupt_at_any_moment_the_next_launch_works(tmp_path):
     seed = time.time_ns()
     draw = random.Random(seed)
-    assert notebook_launcher(joins, **TWO) == [2.0, 2.0]
+    assert notebook_launcher(functions.meets_others, **TWO) == MET
     for number in range(TIMES):
         moment = list(MOMENTS)[number % len(MOMENTS)]
         folder = tmp_path / str(number)
@@ -72,7 +66,7 @@ def test_after_an_interrupt_at_any_moment_the_next_launch_works(tmp_path):
         run.request_stop("interrupt")
         with pytest.raises(StoppedError):
             run.wait(60)
-        assert notebook_launcher(joins, **TWO) == [2.0, 2.0], f"interrupt {number} ({moment}), seed {seed}"
+        assert notebook_launcher(functions.meets_others, **TWO) == MET, f"interrupt {number} ({moment}), seed {seed}"
 
 
 # --------------------------------------------------------------------------------------------------------- at once after

@@ -13,6 +13,7 @@ from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.summary import RunFacts
+from tests.worker.test_control_channel import waits_for
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60}
 
@@ -49,26 +50,15 @@ def test_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path):
 
 
 def test_a_wait_that_takes_too_long_leaves_the_run_running(tmp_path):
-    began, gone = tmp_path / "here", tmp_path / "go"
-    run = launch(waits_for, (str(began), str(gone)), folder=str(tmp_path / "runs"), **SETTINGS)
+    run = launch(waits_for, (str(tmp_path / "go"),), folder=str(tmp_path / "runs"), **SETTINGS)
     with pytest.raises(TimeoutError, match=r"has not ended after 0\.05 s"):
         run.wait(0.05)
     assert not run.done
     assert run.results == []
-    gone.touch()
-    assert run.wait(60) == "went"
+    (tmp_path / "go").touch()
+    assert run.wait(60) == "well"
     assert run.done
-    assert run.wait() == "went"
-
-
-def waits_for(began, gone):
-    import threading
-
-    pause = threading.Event()
-    Path(began).touch()
-    while not Path(gone).exists():
-        pause.wait(0.01)
-    return "went"
+    assert run.wait() == "well"
 
 
 def waits_for_ever():

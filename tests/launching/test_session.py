@@ -253,12 +253,16 @@ def test_values_go_there_and_come_back(session):
         assert torch.equal(found[rank]["pushed"]["tensor"], torch.arange(6.0).reshape(2, 3).T)
 
 
-def test_tensors_come_back_without_their_history(session):
-    session.run("w = torch.ones(2, requires_grad=True)\nloss = (w * 3).sum()\nmodel = torch.nn.Linear(2, 1)").wait()
-    found = session.pull(["loss", "model"])[0]
+def test_tensors_come_back_without_their_history_and_classes_of_a_cell_do(session):
+    session.run(
+        "w = torch.ones(2, requires_grad=True)\nloss = (w * 3).sum()\nmodel = torch.nn.Linear(2, 1)\n"
+        "class Point:\n    def __init__(self): self.x = 3\npoint = Point()"
+    ).wait()
+    found = session.pull(["loss", "model", "point"])[0]
     assert found["loss"].item() == 6
     assert not found["loss"].requires_grad
     assert isinstance(found["model"].weight, torch.nn.Parameter)
+    assert found["point"].x == 3
 
 
 def test_large_values_travel(session):
@@ -277,11 +281,6 @@ def test_what_cannot_travel_or_is_not_there_is_named(session):
     with pytest.raises(NameError, match=r"'unknown'.*There are: .*accelerator.*known"):
         session.pull(["unknown"])
     works(session)
-
-
-def test_a_class_of_a_cell_comes_back(session):
-    session.run("class Point:\n    def __init__(self): self.x = 3\npoint = Point()").wait()
-    assert session.pull(["point"])[0]["point"].x == 3
 
 
 def test_a_class_of_the_notebook_is_itself_when_it_comes_back(session, monkeypatch):

@@ -1,5 +1,6 @@
-"""The training that tests run on several nodes."""
+"""The functions that tests run on several nodes."""
 
+import time
 from typing import Any
 
 import psutil
@@ -14,6 +15,11 @@ TWO_NODES: dict[str, Any] = {**TWO_RANKS, "num_nodes": 2}
 def agent_of(worker: psutil.Process) -> psutil.Process:
     """The agent of the node on which a worker runs."""
     return next(parent for parent in worker.parents() if any("agent_process" in word for word in parent.cmdline()))
+
+
+def waits() -> None:
+    print("waits", flush=True)
+    time.sleep(600)
 
 
 def trains_on_six() -> list[float]:

@@ -122,20 +122,12 @@ def test_descriptors_come_with_their_message_and_stay_open_here(ends, pipe: int,
 
 def test_messages_from_many_threads_don_t_mix(ends: tuple[Channel, Channel]) -> None:
     near, far = ends
-    threads = [
-        threading.Thread(target=lambda run=run: [near.send(ForkWorker(run, worker(n, run * 3000))) for n in range(20)])
-        for run in "abcd"
-    ]
-    for thread in threads:
-        thread.start()
-    found = [far.receive() for _ in range(80)]
-    for thread in threads:
-        thread.join()
-    for run in "abcd":
-        messages = [
-            got.message for got in found if got and isinstance(got.message, ForkWorker) and got.message.run == run
-        ]
-        assert messages == [ForkWorker(run, worker(n, run * 3000)) for n in range(20)]
+    messages = {run: [ForkWorker(run, worker(n, run * 3000)) for n in range(20)] for run in "abcd"}
+    with ThreadPoolExecutor(4) as threads:
+        threads.map(lambda run: [near.send(message) for message in messages[run]], messages)
+        found = [received.message for received in (far.receive() for _ in range(80)) if received]
+    for run, sent in messages.items():
+        assert [message for message in found if isinstance(message, ForkWorker) and message.run == run] == sent
     assert far.error is None
 
 

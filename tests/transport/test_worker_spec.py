@@ -30,16 +30,7 @@ SPEC = WorkerSpec(
     ),
     process_environment=current_environment({"MORE": "grüße \udcff\n"}, threads=3),
 )
-WORKER = LocalWorker(SPEC, WorkerDescriptors(3, 4, 5, 6, 7, payload=8, store=-1, more=(9, 10)))
-
-
-def test_a_worker_arrives_with_its_descriptors_under_other_numbers():
-    assert WORKER.descriptors.all() == (3, 4, 5, 6, 7, 8, 9, 10)
-    arrived = WORKER.with_descriptors(range(100, 108))
-    assert arrived.spec == WORKER.spec
-    assert arrived.descriptors == WorkerDescriptors(100, 101, 102, 103, 104, payload=105, store=-1, more=(106, 107))
-    without_payload = replace(WORKER, descriptors=WorkerDescriptors(3, 4, 5, 6, 7))
-    assert without_payload.with_descriptors(range(1, 6)).descriptors == WorkerDescriptors(1, 2, 3, 4, 5)
+WORKER = LocalWorker(SPEC, WorkerDescriptors(3, 4, 5, 6, 7))
 
 
 def test_the_environment_is_taken_over_as_it_was(tmp_path):

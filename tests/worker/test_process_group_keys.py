@@ -54,14 +54,6 @@ def again_and_again(times: int, *ways: Callable[[], float]) -> list[float]:
     return [ways[number % len(ways)]() for number in range(times)]
 
 
-@pytest.fixture
-def session(tmp_path):
-    """A session without a group."""
-    with closing(Session.start(resolve({**TWO, "folder": str(tmp_path)}, {}))) as kept:
-        kept.run("import torch.distributed as dist\naccelerator.end_training()").wait()
-        yield kept
-
-
 def test_groups_are_made_again_and_again_in_a_launched_function():
     assert notebook_launcher(again_and_again, (TIMES, plain, plain, ours, through_accelerate), **TWO) == [2.0] * TIMES
 
@@ -72,18 +64,16 @@ def test_groups_are_made_again_in_workers_that_no_supervisor_forked(start_method
 
 
 @pytest.mark.slow
-def test_groups_are_made_again_and_again_in_the_cells_of_a_session(session):
-    for way in (plain, through_accelerate) * (TIMES // 2):
-        assert [end.value for end in session.call(way).wait()] == [2.0] * 2
-
-
-@pytest.mark.slow
-def test_groups_are_made_again_after_a_cell_in_which_only_one_rank_made_one(session):
-    session.run("dist.init_process_group('gloo')", ranks=[1], timeout=1).wait_until_over(None)
-    # groups are made anew before it
-    session.run("dist.destroy_process_group()").wait()
-    for _ in range(3):
-        assert [end.value for end in session.call(plain).wait()] == [2.0] * 2
+def test_groups_are_made_again_and_again_in_the_cells_of_a_session_also_where_one_rank_alone_had_made_one(tmp_path):
+    with closing(Session.start(resolve({**TWO, "folder": str(tmp_path)}, {}))) as session:
+        session.run("import torch.distributed as dist\naccelerator.end_training()").wait()
+        for way in (plain, through_accelerate) * (TIMES // 2):
+            assert [end.value for end in session.call(way).wait()] == [2.0] * 2
+        session.run("dist.init_process_group('gloo')", ranks=[1], timeout=1).wait_until_over(None)
+        # groups are made anew before it
+        session.run("dist.destroy_process_group()").wait()
+        for _ in range(3):
+            assert [end.value for end in session.call(plain).wait()] == [2.0] * 2
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -138,7 +140,7 @@ def the_run_host_is_killed(folder: Path, chance: random.Random) -> None:
     run, processes = _running(folder, chance)
     host_of(run.folder).kill()
     assert are_gone(processes), "a process outlives its run host"
-    _raises(run, LaunchError, "was lost")
+    _raises(lambda: run.wait(60), LaunchError, "was lost")
     kept = kept_run(run.folder)
     assert kept is not None
     assert (kept.is_lost, kept.last_state) == (True, "running")
@@ -148,7 +150,7 @@ def the_supervisor_is_killed(folder: Path, chance: random.Random) -> None:
     """The run fails with the reason, and no process is left."""
     run, processes = _running(folder, chance)
     supervisor_of(run.folder).kill()
-    _raises(run, LaunchError, "workers were lost")
+    _raises(lambda: run.wait(60), LaunchError, "workers were lost")
     _is_over(run.folder, processes, "failed")
 
 
@@ -156,7 +158,7 @@ def _worker_dies(phase: str, folder: Path, chance: random.Random) -> None:
     at_step = chance.randrange(1, 20)
     run = launch(dies, (phase, at_step, str(folder / "project")), folder=str(folder), **SETTINGS)
     processes = processes_of(run.folder)
-    _raises(run, WorkerError, "rank 1 ended with SIGKILL")
+    _raises(lambda: run.wait(60), WorkerError, "rank 1 ended with SIGKILL")
     _is_over(run.folder, processes, "failed")
     lines = run.logs(1).splitlines()
     assert lines == [f"step {step}" for step in range(len(lines))]
@@ -193,11 +195,8 @@ def two_clients_stop_at_once(folder: Path, chance: random.Random) -> None:
     """The ranks stop after one step that they share, and both clients get the results."""
     run, processes = _running(folder, chance)
     other = attach(run.folder, panel=False)
-    threads = [threading.Thread(target=client.stop) for client in (run, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda client: client.stop(), (run, other)))
     assert run.wait(20)[1] == other.wait(20)[1] < LONG
     _is_over(run.folder, processes, "stopped")
 
@@ -249,7 +248,7 @@ def a_client_reads_nothing(folder: Path, chance: random.Random) -> None:
         assert time.monotonic() - began < 15, "the run slows down"
         assert run.stacks(), "no stacks came"
     run.request_stop("kill")
-    _raises(run, StoppedError, "")
+    _raises(lambda: run.wait(60), StoppedError, "")
     _is_over(run.folder, processes, "stopped")
 
 
@@ -257,7 +256,7 @@ def the_folder_is_removed(folder: Path, chance: random.Random) -> None:
     """The ranks stop after a step that they share, the reason is raised, and no process is left."""
     run, processes = _running(folder, chance)
     shutil.rmtree(run.folder)
-    _raises(run, LaunchError, "its folder was removed while it ran")
+    _raises(lambda: run.wait(60), LaunchError, "its folder was removed while it ran")
     assert are_gone(processes), "a process is left"
     assert len(set(steps_of(folder))) == 1, "the ranks stopped after different steps"
 
@@ -267,12 +266,8 @@ def the_disk_is_full_at_the_start(folder: Path, chance: random.Random) -> None:
     before = {process.pid for process in psutil.process_iter()}
     with _small_disk(folder, "64k") as small:
         _fill(small)
-        caught: LaunchError | None = None
-        try:
-            launch(trains, (LONG, 0.02, str(folder)), folder=str(small / "runs"), **SETTINGS)
-        except LaunchError as error:
-            caught = error
-        assert "is its disk full" in str(caught), f"the error is {caught}"
+        launches = partial(launch, trains, (LONG, 0.02, str(folder)), folder=str(small / "runs"), **SETTINGS)
+        _raises(launches, LaunchError, "is its disk full")
         begun = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
         hosts = [process for process in begun if any("run_host" in word for word in process.info["cmdline"] or ())]
         assert are_gone(hosts), "the run host is left"
@@ -285,7 +280,7 @@ def a_worker_is_killed_beside_deaf_ones(folder: Path, chance: random.Random) -> 
     settings = {**SETTINGS, "detach": False, "panel": "off", "num_processes": 4, "num_nodes": 2, "engine": "local"}
     victim = chance.randrange(4)
     run = launch(is_killed_beside_deaf_ones, (victim, chance.random()), folder=str(folder), **settings)
-    _raises(run, WorkerError, f"rank {victim} ended with SIGKILL: it was killed from outside")
+    _raises(lambda: run.wait(60), WorkerError, f"rank {victim} ended with SIGKILL: it was killed from outside")
 
 
 def three_ranks_start_again(folder: Path, chance: random.Random) -> None:
@@ -371,10 +366,10 @@ def _is_over(of_run: Path, processes: list[psutil.Process], state: str, timeout:
     assert not list(of_run.glob("*.sock")), "a socket is left"
 
 
-def _raises(run: Any, kind: type[BaseException], text: str) -> None:
+def _raises(call: Callable[[], object], kind: type[BaseException], text: str) -> None:
     caught: BaseException | None = None
     try:
-        run.wait(60)
+        call()
     except kind as error:
         caught = error
     assert caught is not None, f"no {kind.__name__} was raised"

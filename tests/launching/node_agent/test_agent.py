@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.session import Session
 from accelerate_nb.transport.channel import Channel
 from tests.launching.node_agent.conftest import FarNodes
-from tests.nodes.trainings import TWO_NODES
+from tests.nodes.trainings import TWO_NODES, waits
 from tests.waiting import until_lines
 
 pytestmark = pytest.mark.timeout(120)
@@ -30,12 +29,6 @@ def prints_and_returns(array: bytes) -> tuple[int, bytes]:
     print("out", os.environ["RANK"])
     print("err", file=sys.stderr)
     return int(os.environ["RANK"]) + 1, array[::-1]
-
-
-def waits() -> None:
-    print("waits", flush=True)
-    while True:
-        time.sleep(0.05)
 
 
 def crashes_on_one_rank() -> None:

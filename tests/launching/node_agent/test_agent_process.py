@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -14,7 +15,7 @@ from accelerate_nb.launching.node_agent.agent import AgentLoop
 from accelerate_nb.launching.node_agent.agent_process import BETWEEN_SENDS, NodeSampler, ReportSender
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
 from accelerate_nb.transport import messages
-from accelerate_nb.transport.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.worker_spec import NetworkAddress, RankInfo, WorkerSpec, current_environment
 
@@ -97,15 +98,11 @@ def test_a_report_with_a_file_goes_by_itself_after_what_came_before_it(ends: End
 
 def test_much_output_does_not_wait() -> None:
     near, far = socket.socketpair()
-    with closing(Channel(near)) as channel, closing(Channel(far)) as reader:
-        sender = ReportSender(channel, lambda: 100.0)
-        arrived: list[ReceivedMessage | None] = []
-        thread = threading.Thread(target=lambda: arrived.append(reader.receive()))
-        thread.start()
+    with closing(Channel(near)) as channel, closing(Channel(far)) as reader, ThreadPoolExecutor(1) as thread:
+        sender, reading = ReportSender(channel, lambda: 100.0), thread.submit(reader.receive, 30.0)
         for number in range(3):
             sender.send(output(number, "x" * (1 << 20)))
-        thread.join(30)
-        [received] = arrived
+        received = reading.result()
         assert received is not None
         assert [report.number for report in received.message.reports] == [0, 1, 2]  # type: ignore[attr-defined]
 

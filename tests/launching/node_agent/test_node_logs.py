@@ -19,6 +19,7 @@ from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.events.line_reader import LineAssembler
 from accelerate_nb.launching.node_agent import node_logs
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, OutputPart, RankLog
+from tests.launching.test_step_requests import steps_of_plain_torch
 from tests.nodes.trainings import TWO_NODES
 from tests.waiting import until
 
@@ -243,22 +244,10 @@ def test_the_last_words_and_the_traceback_of_a_rank_that_fails_are_there(start: 
     assert "about to fail" in bounded
 
 
-def steps(end: str) -> None:
-    import torch
-
-    model = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    while not os.path.exists(end):
-        model(torch.ones(4, 8)).sum().backward()
-        optimizer.step()
-        time.sleep(0.002)
-
-
 def test_a_trace_that_a_rank_wrote_on_its_node_stays_there_and_its_path_is_known(
     start: Callable[..., Run], logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = tmp_path / "end"
-    run = start(steps, str(end))
+    run = start(steps_of_plain_torch, str(tmp_path))
     until(lambda: run.view.has_stepped and {rank.state for rank in run.view.glances()} == {"running"})
     # the "machines" don't have the run's folder
     send, elsewhere = run._control.send, f"/not here/{run.folder.name}"
@@ -270,5 +259,5 @@ def test_a_trace_that_a_rank_wrote_on_its_node_stays_there_and_its_path_is_known
     trace = logs / run.folder.name / "profile_1_rank_1.json.gz"
     assert run.view.rank(1).profile.trace == str(trace)
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    end.touch()
+    (tmp_path / "end").touch()
     run.wait(60)

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import prove_token
 from accelerate_nb.transport.messages import MembershipGranted, RequestMembership
-from tests.nodes.trainings import TWO_NODES
+from tests.nodes.trainings import TWO_NODES, waits
 from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(120)
@@ -44,11 +43,6 @@ def adds_up() -> tuple[int, str]:
     accelerator = Accelerator()
     total = accelerator.reduce(torch.tensor(accelerator.process_index + 1.0))
     return int(total), os.environ["GROUP_RANK"]
-
-
-def waits() -> None:
-    print("waits", flush=True)
-    time.sleep(600)
 
 
 class Terminal(io.StringIO):
@@ -143,7 +137,7 @@ def test_joined_machines_run_a_launch_stay_for_the_next_launch_and_are_named_whe
 DETACHED = """
 import json, sys
 from accelerate_nb import launch
-from tests.launching.nodes.test_joined_machines import waits
+from tests.nodes.trainings import waits
 run = launch(waits, **json.loads(sys.argv[1]), detach=True)
 print(run.folder, flush=True)
 sys.stdin.read()
@@ -186,9 +180,8 @@ def wait_for_a_machine(terminal: Terminal, config: LaunchingConfig) -> Iterator[
     """A launch that waits for machines in a thread, which the block waits for, and the ticket that it has printed."""
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(wait_for_machines, config)
-        while not terminal.tickets:
-            assert not waiting.done(), waiting.result()
-            time.sleep(0.01)
+        until(lambda: terminal.tickets or waiting.done())
+        assert terminal.tickets, waiting.result()
         yield waiting, JoinTicket.parse(terminal.tickets[0])
 
 

@@ -17,7 +17,7 @@ from accelerate_nb.events.event_types import NodeRanks
 from accelerate_nb.events.run_reader import kept_run, view_of
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.node_pool import LocalNodes
-from tests.nodes.trainings import TWO_NODES, trains
+from tests.nodes.trainings import TWO_NODES, agent_of, trains
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -58,11 +58,6 @@ def agents() -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
-def agent_of(run: Run, rank: int) -> psutil.Process:
-    worker = int(run.view.rank(rank).detail)
-    return next(agent for agent in agents() if worker in {child.pid for child in agent.children(recursive=True)})
-
-
 def test_two_nodes_train_to_the_weights_of_one_process(settings: dict[str, Any]) -> None:
     alone = launch(trains, (5,), num_processes=1, cpu=True, folder=settings["folder"], panel="off").wait()
     run = launch(trains, (5,), **settings)
@@ -83,7 +78,7 @@ def test_a_node_whose_agent_is_killed_or_paused_is_lost_with_its_ranks(
     until_all_wait(run)
     workers = [psutil.Process(int(run.view.rank(rank).detail)) for rank in range(2)]
     assert all(sample.node == node and sample.memory[1] > 0 for node, sample in run.view.node_loads.items())
-    agent = agent_of(run, 1)
+    agent = agent_of(workers[1])
     agent.send_signal(number)
     began = time.monotonic()
     with pytest.raises(LaunchError, match=r"the agent of node 1 \(rank 1\) was lost") as caught:

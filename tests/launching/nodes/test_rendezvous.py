@@ -4,7 +4,6 @@ import pickle
 import queue
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -206,8 +205,7 @@ def test_a_rank_that_is_taken_and_other_versions_are_reported_to_all(monkeypatch
     facts = facts_of_this_node("")
     with host(num_nodes=3) as meeting, ThreadPoolExecutor(1) as threads:
         first = threads.submit(meeting.join)
-        while not meeting.nodes._members:
-            time.sleep(0.01)
+        until(lambda: meeting.nodes._members)
         with pytest.raises(LaunchError, match=r"node 1 on .* has joined as that already"):
             meeting.join()
         monkeypatch.setattr(
@@ -223,8 +221,7 @@ def test_a_node_that_is_launched_again_while_the_last_run_still_ends_waits_for_t
         first = meeting.join()
         meeting.met.result()
         again = threads.submit(meeting.join)
-        while not meeting.nodes._waiting:
-            time.sleep(0.01)
+        until(lambda: meeting.nodes._waiting)
         left(first, meeting.nodes)
         listener = socket.create_server(("127.0.0.1", meeting.port))
         terms = replace(settings_of(), port=meeting.port, timeout=20.0)

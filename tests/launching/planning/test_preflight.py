@@ -10,13 +10,12 @@ import torch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices.nvml import Driver
 from accelerate_nb.devices.probe import AvailableDevices
-from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.planning import preflight
 from accelerate_nb.launching.planning.placement import choose
+from tests.launching.planning.test_placement import KAGGLE as TPU, LAPTOP, through
 
 TWO_GPUS = AvailableDevices("cuda", "GPU", 2, 16)
-LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 
 
 def ready(settings, devices=LAPTOP, can_fork=True):
@@ -60,7 +59,6 @@ def test_several_wrong_settings_are_each_reported():
     ]
 
 
-TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
 NO_FORK = AvailableDevices("cpu", "CPU", 0, 8)
 FSDP = {"fsdp_config": {"fsdp_offload_params": True}}
 
@@ -175,11 +173,6 @@ def test_gpus_that_are_hidden_are_noted(monkeypatch):
     assert preflight.of_torch(TWO_GPUS, NVIDIA, {}).advice == ""
 
 
-def through(device, count, trouble=""):
-    found = XlaDevices(device, count, trouble=trouble)
-    return AvailableDevices("xla", found.label, count, 96, xla=found)
-
-
 def test_a_tpu_is_ready_if_nobody_holds_its_chips():
     check = preflight.of_runtime(through("TPU", 4), [])
     assert (check.state, check.text) == ("passed", "it computes on 4 TPU chips")
@@ -187,7 +180,7 @@ def test_a_tpu_is_ready_if_nobody_holds_its_chips():
     assert (check.state, check.text) == ("failed", "the TPU's chips are held by process 11, 12")
     assert "Restart the notebook's kernel" in check.advice
     assert preflight.of_runtime(through("CPU", 1), []).text == "it computes on 1 XLA CPU device"
-    check = preflight.of_runtime(through("TPU", 0, "PJRT_DEVICE=TPU asks for a TPU, but there is none."), [])
+    check = preflight.of_runtime(through("TPU", 0, trouble="PJRT_DEVICE=TPU asks for a TPU, but there is none."), [])
     assert (check.state, check.text) == ("failed", "PJRT_DEVICE=TPU asks for a TPU, but there is none.")
 
 
