@@ -4,8 +4,11 @@ import ast
 import io
 import os
 import re
+import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,17 +206,15 @@ def as_script(cell: str, folder: Path) -> Done:
 def test_a_cell_does_in_a_script_what_it_does_in_ipython(
     cell: str, shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as notebook_patch:
-        clean_environment(notebook_patch, tmp_path / "notebook")
-        expected = in_ipython(shell, cell, tmp_path / "notebook")
-    for name in expected.environment:
-        monkeypatch.delenv(name, raising=False)
-    with monkeypatch.context() as script_patch:
-        clean_environment(script_patch, tmp_path / "script")
-        found = as_script(cell, tmp_path / "script")
-    for name in found.environment:
-        monkeypatch.delenv(name, raising=False)
-    assert found == expected
+    def done(run: Callable[[str, Path], Done], folder: Path) -> Done:
+        with monkeypatch.context() as patch:
+            clean_environment(patch, folder)
+            left = run(cell, folder)
+        for name in left.environment:
+            monkeypatch.delenv(name, raising=False)
+        return left
+
+    assert done(as_script, tmp_path / "script") == done(partial(in_ipython, shell), tmp_path / "notebook")
 
 
 @pytest.mark.parametrize("cell", [*PYTHON.values(), *ALIKE.values()], ids=[*PYTHON, *ALIKE])
@@ -227,16 +228,6 @@ def test_a_translation_has_as_many_lines_as_its_cell_and_is_python(cell: str) ->
 def test_plain_python_stays_what_it_is(cell: str) -> None:
     found = plain(cell)
     assert (found.source, found.notes, found.problems) == (cell, (), ())
-
-
-def test_plain_python_needs_no_ipython() -> None:
-    import subprocess
-
-    code = (
-        "import sys\nfrom accelerate_nb.export.magics import plain\n"
-        "plain('x = 1 % 2\\n')\nassert 'IPython' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_lines_that_do_not_change_stay_at_their_numbers() -> None:
@@ -360,8 +351,6 @@ def test_a_script_without_a_notebook_finds_no_ipython_as_code_that_looks_for_it_
 
 
 def test_a_failing_cell_of_bash_raises_as_in_ipython() -> None:
-    import subprocess
-
     found = plain("%%bash\nexit 3")
     with pytest.raises(subprocess.CalledProcessError, match="status 3"):
         exec(found.source, {"nb_shell": nb_shell})

@@ -69,19 +69,10 @@ def test_work_is_guarded(source):
 def test_statements_stay_in_their_order_and_share_guards():
     source = "import os\n\n# why\nprint(1)\n\n# and\nprint(2)\n# here is f\ndef f(): pass\nf()\n# the end"
     assert laid_out(source) == [
-        "import os",
-        "",
-        GUARD,
-        "    # why",
-        "    print(1)",
-        "",
-        "    # and",
-        "    print(2)",
-        "# here is f",
-        "def f(): pass",
-        GUARD,
-        "    f()",
-        "# the end",
+        *("import os", ""),
+        *(GUARD, "    # why", "    print(1)", "", "    # and", "    print(2)"),
+        *("# here is f", "def f(): pass"),
+        *(GUARD, "    f()", "# the end"),
     ]
 
 

@@ -8,6 +8,8 @@ from accelerate_nb.config.magic_args import line_commands
 from accelerate_nb.errors import ExportError
 from tests.export.making import cell_lines, script
 
+BEGIN = "%%accelerate\nx = 1"
+
 
 def problems_of(folder: Path, *sources: str) -> str:
     """What keeps a notebook from being exported; nothing, where nothing does."""
@@ -38,10 +40,8 @@ def test_a_cell_of_ranks_is_text_on_its_own_lines_and_its_session_begins_above(t
 
 
 def test_a_notebook_without_such_cells_has_no_session(tmp_path):
-    assert (
-        begins(tmp_path, "x = 1", "%time x = 1", "print('%%accelerate')", "%accelerate status", "%accelerate pull x")
-        == []
-    )
+    cells = ["x = 1", "%time x = 1", "print('%%accelerate')", "%accelerate status", "%accelerate pull x"]
+    assert begins(tmp_path, *cells) == []
 
 
 def test_a_session_of_which_nothing_is_set_leaves_the_number_to_the_launcher(tmp_path):
@@ -87,15 +87,9 @@ def test_what_is_pulled_is_computed_and_what_needs_it_is_guarded(tmp_path):
         (["%%accelerate -n 2 --ranks 2\nx = 1"], "line 1: --ranks was given '2', and the session has the ranks 0-1"),
         (["%%accelerate\nx = 1", "%%accelerate --restart\nx = 1"], "cell 2, line 1: the session would restart"),
         (["%%accelerate -n 2\nx = 1", "%%accelerate -n 4\nx = 1"], "num_processes was 2 and is 4 now"),
-        (
-            ["%%accelerate\nx = 1", "%%accelerate --cpu\nx = 1"],
-            "cell 2, line 1: the session would restart here (cpu was False",
-        ),
+        ([BEGIN, "%%accelerate --cpu\nx = 1"], "cell 2, line 1: the session would restart here (cpu was False"),
         (["%%accelerate\nx = 1", "y = 1\n%accelerate restart"], "cell 2, line 2: the session would restart"),
-        (
-            ["%%accelerate\nx = 1", "%accelerate stop", "%%accelerate\nx = 1"],
-            "cell 2, line 1: the session is stopped here, and cell 3",
-        ),
+        ([BEGIN, "%accelerate stop", BEGIN], "cell 2, line 1: the session is stopped here, and cell 3"),
         (["%%accelerate\n%accelerate push x"], "cell 1, line 2: %accelerate is in a %%accelerate cell"),
         (["%%accelerate\n\nx = = 1"], "cell 1, line 3: `x = = 1` is no Python"),
         (["%accelerate pusch x"], "cell 1, line 1: %accelerate was given 'pusch'. Did you mean push?"),
@@ -111,11 +105,7 @@ def test_what_a_script_can_t_do_is_reported_with_its_cell_and_line(tmp_path, sou
 @pytest.mark.parametrize(
     "sources",
     [
-        [
-            "%%accelerate -n 2 --restart\nx = 1",
-            "%%accelerate -n 2\nx",
-            "%%accelerate --no-cpu --hang-warning-after 5\nx",
-        ],
+        [f"%%accelerate {flags}\nx = 1" for flags in ("-n 2 --restart", "-n 2", "--no-cpu --hang-warning-after 5")],
         ["%accelerate stop", "%%accelerate\nx = 1"],
         ["%%accelerate\nx = 1", "%accelerate stop", "y = 1", "%accelerate stop"],
         ["%accelerate restart -n 2", "%%accelerate\nx = 1"],

@@ -6,8 +6,11 @@ import io
 import re
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from accelerate_nb.errors import ExportError
 from tests.export.making import cell_lines, code, exported, markdown, script
@@ -42,9 +45,6 @@ CELLS = [
 
 
 def shown_by_a_kernel(path: Path) -> list[str]:
-    import nbformat
-    from nbclient import NotebookClient
-
     content = nbformat.read(path, as_version=4)
     # a busy kernel sends a line and its end apart
     NotebookClient(content, timeout=60, kernel_name="python3", coalesce_streams=True).execute()
@@ -65,20 +65,14 @@ def test_a_script_writes_what_the_notebook_shows(tmp_path):
 
 def ran(text: str, name: str = "__main__") -> str:
     """What a script writes, in this process."""
-    written = io.StringIO()
-    hook = sys.excepthook
-    try:
-        with contextlib.redirect_stdout(written):
-            exec(compile(text, "train.py", "exec"), {"__name__": name, "__file__": "train.py"})
-    finally:
-        sys.excepthook = hook
+    with contextlib.redirect_stdout(io.StringIO()) as written, patch.object(sys, "excepthook"):
+        exec(compile(text, "train.py", "exec"), {"__name__": name, "__file__": "train.py"})
     return written.getvalue()
 
 
 def test_lines_are_the_notebooks_and_all_others_are_marked(tmp_path):
-    text = script(
-        tmp_path, markdown("# Title\ntext"), "import os\nprint(1)", "", {"cell_type": "raw", "source": "raw"}, "2"
-    ).text
+    raw = {"cell_type": "raw", "source": "raw"}
+    text = script(tmp_path, markdown("# Title\ntext"), "import os\nprint(1)", "", raw, "2").text
     assert cell_lines(text) == [
         "# %% [markdown]",
         "# # Title",
@@ -109,9 +103,8 @@ def test_the_first_lines_explain_how_to_run_it(tmp_path):
 
 
 def test_cells_are_left_out_by_their_tags(tmp_path):
-    found = script(
-        tmp_path, code("a = = 1", "skip-script"), code("%%no", "remove-script"), code("1/0", "raises-exception"), "4"
-    )
+    cells = [code("a = = 1", "skip-script"), code("%%no", "remove-script"), code("1/0", "raises-exception"), "4"]
+    found = script(tmp_path, *cells)
     assert cell_lines(found.text) == ["# %% [3] train.ipynb", "# 1/0", "# %% [4] train.ipynb", "    nb_shell.shown(4)"]
     assert found.notes == (
         "train.ipynb, cell 3, line 1: the cell was left out: it is tagged `raises-exception`, and would end the script.",
@@ -207,12 +200,8 @@ def test_a_script_of_nothing_is_a_script(tmp_path):
 
 
 def test_options_change_what_the_cells_begin_with(tmp_path):
-    path = exported(
-        tmp_path,
-        markdown("text\n\n## Train a model ##"),
-        code("rate: float = 1  # learning rate\nsizes = (1, 2)", "parameters"),
-        "rate, sizes",
-    )
+    parameters = code("rate: float = 1  # learning rate\nsizes = (1, 2)", "parameters")
+    path = exported(tmp_path, markdown("text\n\n## Train a model ##"), parameters, "rate, sizes")
     assert python(path).stdout == "(1, (1, 2))\n"
     assert python(path, "--rate", "0.5", "--sizes", "3").stdout == "(0.5, (3,))\n"
     assert "Train a model\n" in python(path, "--help").stdout

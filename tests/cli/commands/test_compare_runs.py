@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import unquote
 
 import pytest
@@ -14,6 +15,8 @@ from accelerate_nb.notebook.runs import attach, runs
 from accelerate_nb.reports.metric_curves import COLOURS
 from tests.reports.kept_run import keep
 
+Compare: TypeAlias = Callable[..., tuple[int, str, str]]
+
 
 @pytest.fixture
 def parent(tmp_path: Path) -> Path:
@@ -23,7 +26,7 @@ def parent(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def compare(parent: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def compare(parent: Path, capsys: pytest.CaptureFixture[str]) -> Compare:
     def run_command(*words: str) -> tuple[int, str, str]:
         code = main(["runs", "compare", *words, "--folder", str(parent)])
         output = capsys.readouterr()
@@ -32,7 +35,7 @@ def compare(parent: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., t
     return run_command
 
 
-def test_settings_metrics_and_source_that_differ_are_shown(compare: Callable[..., tuple[int, str, str]]) -> None:
+def test_settings_metrics_and_source_that_differ_are_shown(compare: Compare) -> None:
     code, out, _ = compare("slow", "fast")
     rows = [line.split() for line in out.splitlines()]
     assert code == 0
@@ -49,20 +52,18 @@ def test_settings_metrics_and_source_that_differ_are_shown(compare: Callable[...
     assert "✔ finished  01:01  2" in out
 
 
-def test_a_run_goes_by_its_folder_too(compare: Callable[..., tuple[int, str, str]], parent: Path) -> None:
+def test_a_run_goes_by_its_folder_too(compare: Compare, parent: Path) -> None:
     code, out, _ = compare(str(parent / "2024-01-01_000002_fast"), "2024-01-01_000001")
     assert code == 0
     assert out.index("_fast") < out.index("_slow")
 
 
-def test_cells_that_only_have_other_numbers_are_the_same(
-    compare: Callable[..., tuple[int, str, str]], parent: Path
-) -> None:
+def test_cells_that_only_have_other_numbers_are_the_same(compare: Compare, parent: Path) -> None:
     keep(parent, "again", 3.0, 0.05)
     assert "The source of B is that of A." in compare("slow", "again")[1]
 
 
-def test_an_unknown_run_is_answered_with_those_near_it(compare: Callable[..., tuple[int, str, str]]) -> None:
+def test_an_unknown_run_is_answered_with_those_near_it(compare: Compare) -> None:
     code, _, err = compare("slow", "fats")
     assert code == 2
     assert "There is no run 'fats'" in err
@@ -70,15 +71,13 @@ def test_an_unknown_run_is_answered_with_those_near_it(compare: Callable[..., tu
 
 
 @pytest.mark.parametrize("words", [["slow"], ["slow", "slow"]])
-def test_two_different_runs_are_needed(compare: Callable[..., tuple[int, str, str]], words: list[str]) -> None:
+def test_two_different_runs_are_needed(compare: Compare, words: list[str]) -> None:
     code, _, err = compare(*words)
     assert code == 2
     assert "Name 2 to 8 runs." in err
 
 
-def test_a_page_overlays_the_curves_and_shows_the_diff(
-    compare: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_page_overlays_the_curves_and_shows_the_diff(compare: Compare, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     code, out, _ = compare("slow", "fast", "--html", str(file))
     page = file.read_text()
@@ -96,7 +95,7 @@ def test_a_page_overlays_the_curves_and_shows_the_diff(
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_source_in_a_page_is_text(compare: Callable[..., tuple[int, str, str]], parent: Path) -> None:
+def test_source_in_a_page_is_text(compare: Compare, parent: Path) -> None:
     folder = keep(parent, "evil", 4.0, 0.1)
     (folder / "source.txt").write_text("# -------- function: Cell In[1]\n<script>hacked()</script>\n")
     compare("slow", "evil", "--html", str(parent / "page.html"))

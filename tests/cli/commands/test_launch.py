@@ -23,6 +23,12 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 TWO = ("--cpu", "-n", "2")
 LR = code("lr = 0.1  # how far a step goes", "parameters")
+GATHERS = """
+import torch
+accelerator = Accelerator()
+seen = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+print(seen, accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.device.type)
+"""
 # Scripts that know no launcher of ours, with what each of two ranks writes.
 PEERS = {
     "torch": (
@@ -40,27 +46,12 @@ PEERS = {
         "2 3 0.5",
     ),
     "accelerate": (
-        """
-        import torch
-        from accelerate import Accelerator
-        accelerator = Accelerator()
-        seen = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
-        print(seen, accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.device.type)
-        print(accelerator.state.dynamo_plugin.backend.value, accelerator.state.debug)
-        accelerator.end_training()
-        """,
+        f"""from accelerate import Accelerator{GATHERS}
+print(accelerator.state.dynamo_plugin.backend.value, accelerator.state.debug)
+accelerator.end_training()""",
         "[0, 1] bf16 3 cpu\nEAGER True",
     ),
-    "accelerate_nb": (
-        """
-        import torch
-        from accelerate_nb import Accelerator
-        accelerator = Accelerator()
-        seen = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
-        print(seen, accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.device.type)
-        """,
-        "[0, 1] bf16 3 cpu",
-    ),
+    "accelerate_nb": (f"from accelerate_nb import Accelerator{GATHERS}", "[0, 1] bf16 3 cpu"),
     "fabric": (
         """
         import torch
@@ -187,10 +178,9 @@ def test_the_command_ends_as_its_first_cause(how, code, message, capfd):
     ("number", "code"),
     [
         (signal.SIGTERM, 143),
-        *(
-            pytest.param(number, code, marks=pytest.mark.slow)
-            for number, code in ((signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9))
-        ),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_the_command_leaves_no_process_behind(number, code):

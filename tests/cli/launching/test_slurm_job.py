@@ -53,9 +53,7 @@ def test_what_is_no_job_is_refused(words: list[str], message: str, capsys: pytes
     assert message in capsys.readouterr().err
 
 
-def test_a_job_has_nodes_beyond_those_that_are_used_and_goes_on_when_one_is_lost(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_job_with_more_nodes_than_are_used_goes_on_when_one_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--nodes", "3", "--num_machines", "2", "--max_restarts", "1"]
     assert main(["launch", "--slurm", "--dry-run", *words, "train.py"]) == 0
     printed = capsys.readouterr().out
@@ -66,11 +64,10 @@ def test_a_job_has_nodes_beyond_those_that_are_used_and_goes_on_when_one_is_lost
 def test_times_and_options_are_read_as_slurm_reads_them() -> None:
     times = {"1": 15, "2:00": 30, "1:00:00": 120, "1-0": 120, "0-0:02": 30, None: 120}
     assert {time: notice(time) for time in times} == times
-    assert more_options(["account=lab", "--exclusive", "signal=B:USR1@9"]) == {
-        "account": "lab",
-        "exclusive": "",
-        "signal": "B:USR1@9",
-    }
+    options = more_options(["account=lab", "--exclusive", "signal=B:USR1@9"])
+    assert options == {"account": "lab", "exclusive": "", "signal": "B:USR1@9"}
+    with pytest.raises(ConfigurationError, match="no time"):
+        notice("1:2:3:4")
 
 
 def test_without_sbatch_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +114,3 @@ def test_the_launch_learns_the_limit_and_the_job_comes_again_where_it_has_saved(
     printed, _ = job.communicate(timeout=20)
     assert job.returncode == code
     assert printed == ("requeue 7\n" if is_requeued else "")
-
-
-def test_a_job_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no time"):
-        notice("1:2:3:4")
