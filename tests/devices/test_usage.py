@@ -57,14 +57,10 @@ IN_VERSION_1 = {
     "memory/memory.usage_in_bytes": f"{GIB}\n",
     "memory/memory.stat": f"total_inactive_file {GIB // 2}\n",
 }
+OLD_QUOTA = {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}
 # of both limits, that of the group above is nearer
-NEARER_ABOVE = {
-    **IN_VERSION_2,
-    "box/memory.current": "0",
-    "memory.max": f"{3 * GIB}",
-    "memory.current": f"{2 * GIB}",
-    "memory.stat": "",
-}
+ABOVE = {"memory.max": f"{3 * GIB}", "memory.current": f"{2 * GIB}", "memory.stat": ""}
+NEARER_ABOVE = {**IN_VERSION_2, "box/memory.current": "0", **ABOVE}
 
 
 @pytest.mark.parametrize(
@@ -88,12 +84,7 @@ def test_no_limit_is_the_machine_itself(tmp_path):
     ("membership", "quota", "file", "unit"),
     [
         ("0::/\n", {"cpu.max": "50000 100000\n"}, "cpu.stat", "usage_usec {:.0f}\n"),
-        (
-            "2:cpuacct:/\n1:cpu:/\n",
-            {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"},
-            "cpuacct/cpuacct.usage",
-            "{:.0f}000",
-        ),
+        ("2:cpuacct:/\n1:cpu:/\n", OLD_QUOTA, "cpuacct/cpuacct.usage", "{:.0f}000"),
     ],
 )
 def test_a_container_s_cpu_is_its_share(tmp_path, monkeypatch, membership, quota, file, unit):

@@ -40,9 +40,8 @@ def training(size: int = 2, steps: int = 300) -> RunState:
     for rank in range(size):
         view.apply(event_types.Progress(rank, "train", steps // 2 + rank, steps, STARTED + 30, 24.9, "it"))
         view.apply(event_types.DeviceSample(rank, f"cuda:{rank}", 87.0, 55 * GB, 80 * GB, STARTED + 30))
-    view.apply(
-        event_types.HostSample(50.0, (141 * GB, 256 * GB), (1860 * GB, 2000 * GB), (8 * GB, 64 * GB), STARTED + 30)
-    )
+    shares = [(used * GB, total * GB) for used, total in ((141, 256), (1860, 2000), (8, 64))]
+    view.apply(event_types.HostSample(50.0, *shares, STARTED + 30))
     return view
 
 
@@ -62,6 +61,10 @@ def finished(size: int = 2, steps: int = 300) -> RunState:
     return end(view)
 
 
+def of_torch(place: str, function: str, source: str) -> event_types.Frame:
+    return event_types.Frame(f"torch/nn/{place}", function, source, False)
+
+
 FAILURE = event_types.Failure(
     rank=1,
     type="ValueError",
@@ -70,15 +73,9 @@ FAILURE = event_types.Failure(
     time=STARTED + 30,
     frames=(
         event_types.Frame("Cell In[3], line 9", "train", "loss = criterion(model(x), y)", True),
-        event_types.Frame(
-            "torch/nn/modules/module.py, line 1775", "_wrapped_call_impl", "return self._call_impl(*args)", False
-        ),
-        event_types.Frame(
-            "torch/nn/modules/module.py, line 1786", "_call_impl", "return forward_call(*args, **kwargs)", False
-        ),
-        event_types.Frame(
-            "torch/nn/functional.py, line 3462", "cross_entropy", "return torch._C._nn.cross_entropy_loss(", False
-        ),
+        of_torch("modules/module.py, line 1775", "_wrapped_call_impl", "return self._call_impl(*args)"),
+        of_torch("modules/module.py, line 1786", "_call_impl", "return forward_call(*args, **kwargs)"),
+        of_torch("functional.py, line 3462", "cross_entropy", "return torch._C._nn.cross_entropy_loss("),
     ),
     advice="The last batch is shorter: pass drop_last=True to the DataLoader, or pad it.",
 )
@@ -90,22 +87,16 @@ def failed(size: int = 4) -> RunState:
         view.apply(event_types.StepBreakdown(rank, 300, 0.025, 0.005, 0.01, 0.0, 0.0, 0.0, STARTED + 30, workers=0))
     view.apply(FAILURE)
     view.apply(event_types.StateChange(1, "failed", STARTED + 30))
-    for rank in range(size):
-        if rank != 1:
-            lost = event_types.Failure(
-                rank, "DistBackendError", "Connection closed by peer", "…", STARTED + 31, lost_connection=True
-            )
-            view.apply(lost)
-            view.apply(event_types.StateChange(rank, "failed", STARTED + 31))
+    lost = ("DistBackendError", "Connection closed by peer", "…", STARTED + 31)
+    for rank in (0, *range(2, size)):
+        view.apply(event_types.Failure(rank, *lost, lost_connection=True))
+        view.apply(event_types.StateChange(rank, "failed", STARTED + 31))
     view.apply(event_types.StateChange(None, "failed", STARTED + 32))
     return view
 
 
 def idle_warning(size: int = 2) -> RunState:
     view = training(size)
-    view.apply(
-        event_types.IdleWarning(
-            65.0, "Nothing has come for 65 s. Rank 0 waits in all_reduce, rank 1 is in Cell In[3], line 12.", STARTED
-        )
-    )
+    text = "Nothing has come for 65 s. Rank 0 waits in all_reduce, rank 1 is in Cell In[3], line 12."
+    view.apply(event_types.IdleWarning(65.0, text, STARTED))
     return view

@@ -38,6 +38,7 @@ from accelerate_nb.reports.summary import batch_factor, memory_parts
 from tests.reports import stories
 
 MOST = 100_000
+SVG = "{http://www.w3.org/2000/svg}"
 NASTY = [
     "<script>alert(1)</script>",
     "</pre></details><img src=x onerror=alert(1)>",
@@ -164,17 +165,12 @@ def test_a_report_names_the_node_of_each_row():
 def test_a_report_shows_what_of_a_gpu_is_in_use_and_what_batch_would_fit():
     gib = 2**30
     memory = MemoryUse(0, gib, gib, 2 * gib, 69 * gib, stories.STARTED, used=71 * gib, total=80 * gib)
+    in_use = "65.0 GiB of activations, 2.0 GiB of others; peak 71.0/80.0 GiB: a batch of about 1.1 × would fit"
     for text in report(stories.view_of(memory)).values():
-        assert (
-            "65.0 GiB of activations, 2.0 GiB of others; peak 71.0/80.0 GiB: a batch of about 1.1 × would fit" in text
-        )
+        assert in_use in text
     # where next to nothing is free, or what grows with a batch is not known, nothing is promised
-    for tight in (
-        structs.replace(memory, used=79 * gib),
-        structs.replace(memory, peak=4 * gib, used=6 * gib),
-        structs.replace(memory, total=None),
-    ):
-        assert batch_factor(tight) is None
+    for tight in ({"used": 79 * gib}, {"peak": 4 * gib, "used": 6 * gib}, {"total": None}):
+        assert batch_factor(structs.replace(memory, **tight)) is None
 
 
 def test_a_report_shows_of_a_cpu_only_what_its_process_takes():
@@ -186,20 +182,17 @@ def test_a_report_shows_of_a_cpu_only_what_its_process_takes():
 
 
 def test_a_report_has_the_newest_profile_of_the_first_rank_that_has_one():
-    operations = (
-        ProfiledOperation("aten::mm", 1200, 0.3, 0.6, "cuda"),
-        ProfiledOperation("<b>", 1, 2e-5, 4e-5, "cuda"),
-    )
+    costs = {"aten::mm": (1200, 0.3, 0.6), "<b>": (1, 2e-5, 4e-5)}
+    operations = tuple(ProfiledOperation(name, *cost, "cuda") for name, cost in costs.items())
     profiles = [
         StepProfile(0, 1, 10, 9.0, operations, "/runs/old", stories.STARTED),
         StepProfile(0, 2, 0, 0.0, (), "", stories.STARTED, "no optimizer step was seen"),
         *(StepProfile(rank, 2, 10, 0.5, operations, "/runs/trace", stories.STARTED) for rank in (1, 2)),
     ]
     texts = report(stories.view_of(*profiles, size=3))
+    head = "rank 1, profile of 10 steps: 50 ms a step, costliest operations on the CUDA (profiled: ranks 0–2)"
     for text in texts.values():
-        assert (
-            "rank 1, profile of 10 steps: 50 ms a step, costliest operations on the CUDA (profiled: ranks 0–2)" in text
-        )
+        assert head in text
         assert "/runs/trace" in text
         assert "/runs/old" not in text
     assert "aten::mm   1,200  300 ms     60.0%\n<b>        1      0.02 ms    0.0%" in texts["text/plain"]
@@ -308,9 +301,7 @@ def test_only_what_this_package_counts_on_each_rank_is_a_sum():
     for text in (made["text/plain"], Reader(made["text/html"]).text):
         assert len(re.findall("25 mean of 2", text)) == len(RATES)
         assert len(re.findall("50 sum of 2", text)) == 2
-    labels = [
-        ET.fromstring(picture).find("{http://www.w3.org/2000/svg}text") for picture in pictures(made["text/html"])
-    ]
+    labels = [ET.fromstring(picture).find(f"{SVG}text") for picture in pictures(made["text/html"])]
     assert sum("".join(label.itertext()).endswith(" 25 mean of 2") for label in labels) == len(names) - 3
     facts = metric_facts([view.rank(rank) for rank in view.ranks])
     assert facts["metrics"]["it/s"] == 25.0
@@ -332,13 +323,12 @@ def pictures(made):
 
 def test_every_metric_is_a_picture_with_a_line_for_each_rank():
     loss, rate = map(ET.fromstring, pictures(report(stories.finished(4))["text/html"]))
-    svg = "{http://www.w3.org/2000/svg}"
-    assert len({path.get("stroke") for path in loss.iter(f"{svg}path")}) == 4
-    assert len(list(rate.iter(f"{svg}path"))) == 1
+    assert len({path.get("stroke") for path in loss.iter(f"{SVG}path")}) == 4
+    assert len(list(rate.iter(f"{SVG}path"))) == 1
     assert "loss" in "".join(loss.itertext())
     # many ranks are a band
     (loss, _) = map(ET.fromstring, pictures(report(stories.end(stories.training(64, 50)))["text/html"]))
-    band, mean = loss.iter(f"{svg}path")
+    band, mean = loss.iter(f"{SVG}path")
     assert band.get("fill-opacity")
     assert mean.get("stroke")
 
@@ -414,11 +404,8 @@ GITHUB_TAGS = [
     *("dd", "kbd", "q", "samp", "var", "hr", "ruby", "rt", "rp", "li", "tr", "td", "th", "s", "strike", "summary"),
     *("details", "caption", "figure", "figcaption", "abbr", "span"),
 ]
-GITHUB_ATTRIBUTES = {
-    "a": ["href"],
-    "img": ["src"],
-    "*": ["alt", "align", "height", "width", "title", "colspan", "open"],
-}
+OF_ALL = ["alt", "align", "height", "width", "title", "colspan", "open"]
+GITHUB_ATTRIBUTES = {"a": ["href"], "img": ["src"], "*": OF_ALL}
 
 
 def by_github(made):
@@ -525,12 +512,9 @@ def usual():
             if step % 10 == 0:
                 view.apply(LogLine(rank, "stdout", f"step {step} loss {noise.random():.4f}", time))
     for rank in range(2):
-        rows = (
-            ProfiledOperation(f"aten::operation_{i}", 100 - i, 0.05 / (i + 1), 0.3 / (i + 1), "cpu") for i in range(10)
-        )
-        view.apply(
-            StepProfile(rank, 1, 10, 0.25, (*rows,), f"/runs/train/profile_1_rank_{rank}.json.gz", stories.STARTED)
-        )
+        costs = [(f"aten::operation_{i}", 100 - i, 0.05 / (i + 1), 0.3 / (i + 1), "cpu") for i in range(10)]
+        rows, trace = (ProfiledOperation(*cost) for cost in costs), f"/runs/train/profile_1_rank_{rank}.json.gz"
+        view.apply(StepProfile(rank, 1, 10, 0.25, (*rows,), trace, stories.STARTED))
     return stories.end(view)
 
 
@@ -566,8 +550,7 @@ def test_however_much_there_is_a_report_takes_100_kb_of_a_notebook(flooded, live
 
 
 @pytest.mark.parametrize(
-    ("story", "words"),
-    [(flood, ["step 99999 of a long", "of 25,000 lines"]), (one_long_line, ["more characters)"])],
+    ("story", "words"), [(flood, ["step 99999 of a long", "of 25,000 lines"]), (one_long_line, ["more characters)"])]
 )
 def test_what_is_cut_shows_its_end_and_how_long_it_is(story, words):
     for made in report(story()).values():

@@ -26,9 +26,8 @@ class StatusPaper(Paper):
         for rank in range(size):
             self.view.apply(event_types.StateChange(rank, "running", STARTED))
         self.front_end = TextFrontEnd(lambda: self, "[$rank] ", clock=lambda: self.now)
-        self.run = SimpleNamespace(
-            view=self.view, folder=Path("/runs/1"), name="train", why="2 processes", started=STARTED, done=False
-        )
+        facts = {"folder": Path("/runs/1"), "name": "train", "why": "2 processes", "started": STARTED}
+        self.run = SimpleNamespace(view=self.view, done=False, **facts)
         self.front_end.opened(self.run)
 
     def feed(self, *events, seconds=1.0):
@@ -134,27 +133,21 @@ def test_a_log_reports_now_and_then_where_the_ranks_are():
     assert paper.texts == ["[0] epoch 1 █████░░░░░░░ 4/10 2 it/s 00:03  loss 2  step 7"]
 
 
-def test_a_log_of_ten_hours_stays_short():
-    paper = StatusPaper(redraws=False)
+def test_a_log_of_ten_hours_stays_short_and_does_not_repeat_what_has_not_moved():
+    moving, still = StatusPaper(redraws=False), StatusPaper(redraws=False)
+    still.feed(metric(2.0))
     for minute in range(600):
-        paper.feed(metric(minute, step=minute), seconds=60)
-    assert 50 < len(paper.texts) < 200
-
-
-def test_a_log_does_not_repeat_what_has_not_moved():
-    paper = StatusPaper(redraws=False)
-    paper.feed(metric(2.0))
-    for _ in range(100):
-        paper.feed(seconds=60)
-    assert paper.texts == ["[0] loss 2  step 7"]
+        moving.feed(metric(minute, step=minute), seconds=60)
+        still.feed(seconds=60)
+    assert 50 < len(moving.texts) < 200
+    assert still.texts == ["[0] loss 2  step 7"]
 
 
 @pytest.mark.parametrize("redraws", [False, True])
 def test_a_run_without_metrics_and_bars_shows_its_lines_and_nothing_else(redraws):
     paper = StatusPaper(redraws=redraws)
-    paper.feed(
-        event_types.StateChange(0, "running", 1.0, "4711"), event_types.LogLine(0, "stdout", "a", 1.0), seconds=1000
-    )
+    written = event_types.LogLine(0, "stdout", "a", 1.0)
+    paper.feed(event_types.StateChange(0, "running", 1.0, "4711"), written, seconds=1000)
     assert paper.open == []
     assert paper.end() == ["[0] a"]
 
@@ -166,9 +159,8 @@ def test_each_restart_is_reported_once_with_why_the_former_attempt_ended():
     paper = StatusPaper()
     paper.feed(event_types.StateChange(0, "running", 1.0, "100"), event_types.StateChange(1, "running", 1.0, "101"))
     assert paper.texts == []
-    paper.feed(
-        event_types.Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 2.0), event_types.StateChange(0, "starting", 2.0)
-    )
+    restart = event_types.Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 2.0)
+    paper.feed(restart, event_types.StateChange(0, "starting", 2.0))
     paper.feed(event_types.StateChange(0, "running", 2.0, "200"))
     assert paper.texts == ["... restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL ..."]
     paper.feed(event_types.Restart(2, 3, "rank 0 stopped with KeyError: 'x'", 0.0, 3.0))
@@ -197,11 +189,7 @@ def test_an_idle_time_is_reported_once_and_again_when_it_has_lasted_twice_as_lon
         paper.feed(event_types.IdleWarning(seconds, f"nothing for {seconds} s", 1.0))
     paper.feed(event_types.IdleWarning(0, "", 1.0))
     paper.feed(event_types.IdleWarning(60, "nothing for 60 s anew", 1.0))
-    assert paper.texts == [
-        "... nothing for 60 s ...",
-        "... nothing for 120 s ...",
-        "... nothing for 60 s anew ...",
-    ]
+    assert paper.texts == ["... nothing for 60 s ...", "... nothing for 120 s ...", "... nothing for 60 s anew ..."]
 
 
 # ------------------------------------------------------------------------------------------------------------------- the end
