@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tests.ranks import run_on_ranks
+
 CPU = torch.device("cpu")
+LIMIT = 100.0
 
 
 class NoStream:
@@ -77,3 +81,13 @@ def pretend_cuda() -> None:
 
 def no_count() -> int:
     return 1
+
+
+def on_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+    """What `function(*args)` returns on each of so many processes that compute on CPUs what asks for the current CUDA device."""
+    return run_on_ranks(_pretending, world_size, function, *args, limit=LIMIT)
+
+
+def _pretending(function: Callable[..., Any], *args: Any) -> Any:
+    pretend_cuda()
+    return function(*args)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accelerate_nb.errors import AccelerateNbError
+
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 64, 16, 32, 4, 4
 EXPERTS = 4
 BATCH, BATCHES = 8, 4
@@ -149,7 +151,8 @@ def train_plainly(
     return found
 
 
-def transformer_config(**settings: Any) -> Any:
+def transformer_config(mesh: Any, **settings: Any) -> Any:
+    """The configuration of the GPT for the degrees of a mesh."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     fusions = ("bias_activation", "masked_softmax", "bias_dropout", "gradient_accumulation", "apply_rope")
@@ -161,27 +164,36 @@ def transformer_config(**settings: Any) -> Any:
         "use_cpu_initialization": True,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
+        "tensor_model_parallel_size": mesh.tp,
+        "pipeline_model_parallel_size": mesh.pp,
+        "context_parallel_size": mesh.cp,
+        "pipeline_dtype": torch.float32,
     }
     return TransformerConfig(**{**known, **settings})
 
 
-def megatron_gpt(config: Any, *, tied: bool = False, stage: int | None = None, layer_spec: Any = None) -> Any:
+def megatron_gpt(config: Any, *, tied: bool = False, layer_spec: Any = None) -> Any:
+    """This process's part of the GPT, or the list of its parts where stages are interleaved."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.pipeline_parallel.utils import is_vp_first_stage, is_vp_last_stage
 
     count = config.virtual_pipeline_model_parallel_size
-    return GPTModel(
-        config=config,
-        transformer_layer_spec=layer_spec or get_gpt_layer_local_spec(config.num_moe_experts),
-        vocab_size=VOCABULARY,
-        max_sequence_length=LENGTH,
-        pre_process=parallel_state.is_pipeline_first_stage() and is_vp_first_stage(stage, count),
-        post_process=parallel_state.is_pipeline_last_stage() and is_vp_last_stage(stage, count),
-        share_embeddings_and_output_weights=tied,
-        vp_stage=stage,
-    )
+    parts = [
+        GPTModel(
+            config=config,
+            transformer_layer_spec=layer_spec or get_gpt_layer_local_spec(config.num_moe_experts),
+            vocab_size=VOCABULARY,
+            max_sequence_length=LENGTH,
+            pre_process=parallel_state.is_pipeline_first_stage() and is_vp_first_stage(stage, count),
+            post_process=parallel_state.is_pipeline_last_stage() and is_vp_last_stage(stage, count),
+            share_embeddings_and_output_weights=tied,
+            vp_stage=stage,
+        )
+        for stage in ([None] if count is None else range(count))
+    ]
+    return parts[0] if count is None else nn.ModuleList(parts)
 
 
 def megatron_inputs(batch: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Tensor]]:
@@ -240,13 +252,26 @@ def train(
     return found
 
 
+def message_of(call: Callable[[], Any]) -> str:
+    """The message of the error of ours that a call raises."""
+    with pytest.raises(AccelerateNbError) as caught:
+        call()
+    return str(caught.value)
+
+
+def assert_weights(found: dict[str, Tensor], wanted: dict[str, Tensor], rounding: float) -> None:
+    """All weights are those of another training."""
+    assert wanted
+    assert set(found) == set(wanted)
+    for name, weight in wanted.items():
+        torch.testing.assert_close(
+            found[name], weight, rtol=0, atol=rounding, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
 def assert_equal(found: Sequence[dict[str, Any]], wanted: dict[str, Any], rounding: float = 1e-5) -> None:
     """Losses and norms on all ranks, and the complete weights on the first one, are those of another training."""
-    assert set(found[0]["state"]) == set(wanted["state"])
-    for name, weight in wanted["state"].items():
-        torch.testing.assert_close(
-            found[0]["state"][name], weight, rtol=0, atol=rounding, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    assert_weights(found[0]["state"], wanted["state"], rounding)
     for outcome in found:
         for name in ("losses", "norms"):
             assert outcome[name] == pytest.approx(wanted[name], abs=rounding), name

@@ -1,6 +1,5 @@
 """Models of transformers become models of Megatron and come back, on CPUs behind a shim."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +8,12 @@ import torch
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.utils import MegatronLMPlugin, megatron_from_transformers, megatron_to_transformers
-from tests.ranks import run_on_ranks
-from tests.scale.megatron.cuda_on_cpu import pretend_cuda
-from tests.scale.megatron.gpt import LENGTH, VOCABULARY, batches, megatron_inputs
+from tests.scale.megatron.cuda_on_cpu import on_ranks
+from tests.scale.megatron.gpt import LENGTH, VOCABULARY, batches, megatron_inputs, message_of
 
 pytest.importorskip("transformers")
 
-LIMIT = 100.0
 ROUNDING = 1e-5
 # One word more than two ranks can share.
 WORDS = VOCABULARY + 1
@@ -95,7 +91,6 @@ class Outcome:
 
 def converted() -> dict[str, dict[str, Outcome]]:
     """By degree and model what the way to Megatron and back came to, on this process."""
-    pretend_cuda()
     found: dict[str, dict[str, Outcome]] = {}
     for degree, (settings, further, models) in DEGREES.items():
         accelerator = Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(**settings))
@@ -133,7 +128,7 @@ def there_and_back(accelerator: Accelerator, source: Any, further: dict[str, Any
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[dict[str, dict[str, Outcome]]]:
-    return run_on_ranks(converted, 2, limit=LIMIT)
+    return on_ranks(converted, 2)
 
 
 @pytest.mark.timeout(180)
@@ -152,10 +147,8 @@ def refused() -> list[str]:
     """The messages of what can't be converted, on one process with groups of Megatron and before."""
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2Model, LlamaConfig
 
-    pretend_cuda()
     source, tiny = gpt2(), {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    calls = [lambda: megatron_from_transformers(source)]
-    messages = [message_of(call) for call in calls]
+    messages = [message_of(lambda: megatron_from_transformers(source))]
     accelerator = Accelerator(cpu=True, strategy="megatron")
     part = megatron_from_transformers(source, **ON_CPU)
     with_adapter = gpt2()
@@ -180,12 +173,6 @@ def refused() -> list[str]:
     return messages
 
 
-def message_of(call: Callable[[], Any]) -> str:
-    with pytest.raises(AccelerateNbError) as caught:
-        call()
-    return str(caught.value)
-
-
 def test_what_is_not_converted_is_refused_by_name() -> None:
     texts = [
         "Make the Accelerator with strategy='megatron'",
@@ -202,5 +189,5 @@ def test_what_is_not_converted_is_refused_by_name() -> None:
         "vocab_size=1000 was passed, which are 1000 rows, but embedding.word_embeddings.weight of the model of Megatron has 65",
         "which are 192 rows, but decoder.layers.0.self_attention.linear_qkv.weight of the model of Megatron has 96",
     ]
-    (found,) = run_on_ranks(refused, 1, limit=LIMIT)
+    (found,) = on_ranks(refused, 1)
     assert all(text in message for text, message in zip(texts, found, strict=True)), found

@@ -10,15 +10,11 @@ import torch
 from accelerate_nb import Accelerator
 from accelerate_nb.utils import MegatronLMPlugin
 from tests.notebooks.executing import FOLDER
-from tests.ranks import run_on_ranks
-from tests.scale.megatron.cuda_on_cpu import pretend_cuda
-
-LIMIT = 100.0
+from tests.scale.megatron.cuda_on_cpu import on_ranks
 
 
 def trained() -> Any:
     """What the notebook's function returns on this rank."""
-    pretend_cuda()
     notebook = nbformat.read(FOLDER / "09_deepspeed_and_megatron.ipynb", as_version=4)
     sources = {cell.id: cell.source for cell in notebook.cells}
     namespace = {"torch": torch, "DataLoader": torch.utils.data.DataLoader}
@@ -29,7 +25,7 @@ def trained() -> Any:
 
 @pytest.mark.timeout(180)
 def test_a_gpt2_cut_in_two_learns_to_count_and_comes_back() -> None:
-    result, other = run_on_ranks(trained, 2, limit=LIMIT)
+    result, other = on_ranks(trained, 2)
     assert other is None
     assert result["losses"][-1] < 0.2 * result["losses"][0]
     assert result["held"] < 0.6 * result["whole"]
