@@ -293,11 +293,10 @@ def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileTo
     names = set[str]().union(*(found for _, found, _ in facts))
     tree: dict[Any, Any] = {}
     for (weight, place), (tensors, _) in zip(learning, own, strict=True):
-        whole = {
-            key: value.detach().view(weight.shape) for key, value in tensors.items() if value.shape == weight.shape
-        }
+        whole = tensors
         if isinstance(inner, DistributedOptimizer):
             # copies have parts, whose sum is the whole where each has zeros elsewhere
+            whole = {}
             for key in sorted(names if weight.dtype != torch.float32 else names - {_COPY}):
                 flat = torch.zeros(weight.numel(), device=weight.device)
                 if key in tensors:
@@ -306,7 +305,7 @@ def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileTo
                 is_written = is_main_replica(place.replica_id)
                 whole[key] = flat.view(weight.shape).cpu() if is_written else torch.zeros(()).expand(weight.shape)
         tree[len(tree)] = {
-            key: make_sharded_optimizer_tensor(place, value, f"{_PREFIX}{key}") for key, value in whole.items()
+            key: make_sharded_optimizer_tensor(place, value.detach(), f"{_PREFIX}{key}") for key, value in whole.items()
         }
     return _folder_files(world, name, tree, common)
 
@@ -324,8 +323,7 @@ def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFil
     found = {name: item for name, item in shards.tensors.items() if name.startswith(_PREFIX)}
     if "numbers" not in common:
         # a folder of an earlier version, where each number is a tensor among the shards
-        single = [name for name, item in found.items() if item.dim() == 0]
-        for name, value in shards.load(single).items():
+        for name, value in shards.load([name for name, item in found.items() if item.dim() == 0]).items():
             key, _, weight_name = name.removeprefix(_PREFIX).partition(".")
             numbers_of.setdefault(weight_name, {})[key] = value.item()
     # such as `exp_avg`

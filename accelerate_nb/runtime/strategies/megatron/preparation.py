@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
 from accelerate_nb.runtime.data.adapter import loader_arguments
+from accelerate_nb.runtime.operations.nested import send_to_device
 from accelerate_nb.runtime.strategies.base import PrepareCall
 from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
 from accelerate_nb.runtime.strategies.megatron.conversion import ConvertedWeights, architecture_of, is_converted
@@ -116,8 +117,6 @@ class MegatronLMDummyDataLoader(Placeholder):
 
 def _loader(dataset: Any, consumed: int, replica: tuple[int, int], device: torch.device) -> Iterator[Any]:
     """The batches of this process's copy of the model, without end: each for all parts of a step."""
-    from accelerate_nb.runtime.operations.nested import send_to_device
-
     args = get_args()
     index, replicas = replica
     size = args.micro_batch_size * args.num_micro_batches
