@@ -1,5 +1,6 @@
 """A GPT in plain PyTorch, and one of megatron-core that has the same weights."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -252,11 +253,10 @@ def train(
     return found
 
 
-def message_of(call: Callable[[], Any]) -> str:
-    """The message of the error of ours that a call raises."""
-    with pytest.raises(AccelerateNbError) as caught:
+def assert_refused(text: str, call: Callable[[], Any], error: type[AccelerateNbError] = AccelerateNbError) -> None:
+    """A call raises this error of ours, whose message has the text."""
+    with pytest.raises(error, match=re.escape(text)):
         call()
-    return str(caught.value)
 
 
 def assert_weights(found: dict[str, Tensor], wanted: dict[str, Tensor], rounding: float) -> None:
