@@ -171,15 +171,14 @@ def refused() -> None:
     ):
         assert_refused(text, partial(megatron_from_transformers, model, **settings))
     known = source.config.to_dict()
-    rows = "embedding.word_embeddings.weight of the model of Megatron has 65"
+    words = "embedding.word_embeddings.weight of the model of Megatron has 65"
+    heads = "decoder.layers.0.self_attention.linear_qkv.weight of the model of Megatron has 96"
     for text, config in (
         ("the type 'bert'", BertConfig()),
         ("it lacks 1, such as output_layer.weight", LlamaConfig(**LLAMA)),
-        (f"vocab_size=1000 was passed, which are 1000 rows, but {rows}", GPT2Config(**{**known, "vocab_size": 1000})),
-        (
-            "which are 192 rows, but decoder.layers.0.self_attention.linear_qkv.weight of the model of Megatron has 96",
-            GPT2Config(**{**known, "n_embd": 64}),
-        ),
+        (f"vocab_size=1000 was passed, which are 1000 rows, but {words}", GPT2Config(**{**known, "vocab_size": 1000})),
+        (f"which are 192 rows, but {heads}", GPT2Config(**{**known, "n_embd": 64})),
+        (f"which are 48 rows, but {heads}", GPT2Config(**{**known, "n_embd": 16})),
     ):
         assert_refused(text, partial(megatron_to_transformers, part, config))
     accelerator.end_training()
