@@ -137,9 +137,6 @@ def test_dictionaries_are_merged_into_the_second() -> None:
         assert mine == theirs.merge_dicts(source, expected)
 
 
-# Variables
-
-
 def snapshots(peer: Any) -> Iterator[tuple[str | None, ...]]:
     """What three variables say before, in and after blocks that change them, also where a block fails."""
 
@@ -201,9 +198,6 @@ def purged(peer: Any) -> list[str | None]:
 def test_variables_of_accelerate_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_KEPT", "as it was")
     assert purged(ours) == purged(theirs) == ["returned", None, "as it was", None, "2", None, "stays"]
-
-
-# Versions, packages, devices
 
 
 def test_a_package_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,9 +288,6 @@ def test_a_port_is_in_use_while_someone_listens() -> None:
         listener.bind(("", get_free_port()))
 
 
-# Models, files
-
-
 def test_modules_are_listed_from_the_inside() -> None:
     model = nn.Sequential(nn.Linear(1, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), nn.ModuleDict({"a": nn.Tanh()}))
     for named in (False, True):
@@ -364,9 +355,6 @@ def test_the_basic_configuration_is_the_same_file_where_launchers_look(
     assert answer(ours.write_basic_config, "fp3", tmp_path / "new") == "raises ValueError"
 
 
-# Fixed words
-
-
 def test_constants_and_kinds_have_the_same_values() -> None:
     names = [name for name in dir(constants) if name.isupper()]
     assert {name: getattr(constants, name) for name in names} == {
@@ -381,9 +369,6 @@ def test_constants_and_kinds_have_the_same_values() -> None:
         if name == "DynamoBackend":
             del mine["OPENXLA"]  # torch_xla's compiler of today, in place of two that torch has no more
         assert mine == {item.name: item.value for item in their_kind}, name
-
-
-# A process of another launcher, and what an Accelerator is asked
 
 
 def rank_variables() -> tuple[str | None, ...]:

@@ -23,12 +23,12 @@ class Counter:
     """Something of one's own that has a state."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: Any = 0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = state["count"]
 
 

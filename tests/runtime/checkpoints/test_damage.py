@@ -154,33 +154,20 @@ class Thing:
         self.value = value
 
 
-class Keeper:
-    """What keeps more than plain values."""
-
-    def __init__(self) -> None:
-        self.thing = Thing(0)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"thing": self.thing}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.thing = state["thing"]
-
-
 def test_a_registered_object_may_keep_what_is_not_plain_where_its_folder_is_trusted(tmp_path: Path) -> None:
-    accelerator, keeper = Accelerator(cpu=True), Keeper()
+    accelerator, keeper = Accelerator(cpu=True), Counter()
     accelerator.register_for_checkpointing(keeper)
-    keeper.thing.value = 3
+    keeper.count = Thing(3)
     accelerator.save_state(tmp_path / "saved")
     with pytest.raises(CheckpointError, match=r"refers to .*Thing.*weights_only"):
         accelerator.load_state(tmp_path / "saved")
-    keeper.thing = Thing(0)
+    keeper.count = Thing(0)
     with torch.serialization.safe_globals([Thing]):
         accelerator.load_state(tmp_path / "saved")
-    assert keeper.thing.value == 3
-    keeper.thing = Thing(0)
+    assert keeper.count.value == 3
+    keeper.count = Thing(0)
     accelerator.load_state(tmp_path / "saved", load_kwargs={"weights_only": False})
-    assert keeper.thing.value == 3
+    assert keeper.count.value == 3
     accelerator.end_training()
 
 

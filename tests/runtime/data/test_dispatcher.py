@@ -1,6 +1,5 @@
 """What the main process reads reaches every process."""
 
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from accelerate_nb.runtime.data.prepared_loader import skip_first_batches
 from accelerate_nb.runtime.operations.collective import gather
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.utils import DataLoaderConfiguration
+from tests.peers import Peer, under_both
 from tests.ranks import RanksFailed, run_on_ranks
 from tests.runtime.data.loaders import Broken, Numbers, OfWorkers, Stream, plain
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*were repeated ones")
 CPU = torch.device("cpu")
 
 
-def with_tensor_parallel_mesh(package: str) -> Any:
+def with_tensor_parallel_mesh(peer: Peer) -> Any:
     """The batches of prepared loaders, read by each process and dispatched, on a mesh along which a model is split."""
-    import_module(package).Accelerator(cpu=True)
+    peer.Accelerator(cpu=True)
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "tp"))
-    prepare = import_module(f"{package}.data_loader").prepare_data_loader
+    prepare = peer.door("data_loader").prepare_data_loader
     loaders = [
         prepare(DataLoader(data, 4, drop_last=True), CPU, put_on_device=True, torch_device_mesh=mesh)
         for data in (Numbers(13), Stream(13))
@@ -36,9 +36,9 @@ def with_tensor_parallel_mesh(package: str) -> Any:
 
 
 def test_processes_of_one_copy_of_a_model_read_the_same_batches_as_with_accelerate() -> None:
-    ours = run_on_ranks(with_tensor_parallel_mesh, 2, "accelerate_nb")
-    assert ours == run_on_ranks(with_tensor_parallel_mesh, 2, "accelerate")
-    assert ours[0] == ours[1]
+    both = under_both(with_tensor_parallel_mesh, 2)
+    assert both.ours == both.theirs
+    assert both.ours[0] == both.ours[1]
 
 
 def dispatched(length: int, split: dict[str, int] | None = None) -> Any:

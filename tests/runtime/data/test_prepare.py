@@ -3,7 +3,6 @@
 import random
 import re
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ import accelerate_nb.data_loader as ours
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.utils import DataLoaderConfiguration, set_seed
+from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import Numbers, plain
 
@@ -78,20 +78,20 @@ def test_dispatching_needs_a_device() -> None:
         ours.prepare_data_loader(DataLoader(Numbers(8), 4), dispatch_batches=True)
 
 
-def epochs(package: str, seed: int) -> Any:
+def epochs(peer: Peer) -> Any:
     """Three shuffled epochs of an `Accelerator`, on processes whose generators differ."""
-    accelerator = import_module(package).Accelerator(cpu=True)
-    torch.manual_seed(seed + accelerator.process_index)
+    accelerator = peer.Accelerator(cpu=True)
+    torch.manual_seed(4 + accelerator.process_index)
     loader = accelerator.prepare(DataLoader(Numbers(13), 2, shuffle=True))
     return [[plain(batch) for batch in loader] for _ in range(3)]
 
 
 def test_processes_with_different_seeds_read_one_order() -> None:
-    mine, their = run_on_ranks(epochs, 2, "accelerate_nb", 4), run_on_ranks(epochs, 2, "accelerate", 4)
-    assert mine == their
-    for first, second in zip(*mine, strict=True):
+    both = under_both(epochs, 2)
+    assert both.ours == both.theirs
+    for first, second in zip(*both.ours, strict=True):
         assert {number for batch in first + second for number in batch} == set(range(13))
-    assert mine[0][0] != mine[0][1]
+    assert both.ours[0][0] != both.ours[0][1]
 
 
 SIZE = 19

@@ -16,6 +16,7 @@ from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from accelerate_nb.runtime.observability.step_metrics import MemoryReporter, StepMetrics
 
 ALWAYS = {"speed/step_time_s", "optimizer/lr"}
+SENTENCES = [{"input_ids": torch.full((5,), index), "weight": torch.ones(1)} for index in range(12)]
 
 
 @pytest.fixture
@@ -25,19 +26,11 @@ def listener(listener, monkeypatch):
     return listener
 
 
-class Sentences(torch.utils.data.Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return {"input_ids": torch.full((5,), index), "weight": torch.ones(1)}
-
-
-def prepared(dataset, **options):
+def prepared(**options):
     accelerator = Accelerator(cpu=True, **options)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return accelerator, *accelerator.prepare(model, optimizer, DataLoader(dataset, batch_size=3))
+    return accelerator, *accelerator.prepare(model, optimizer, DataLoader(SENTENCES, batch_size=3))
 
 
 def train(accelerator, model, optimizer, loader, clip=True, after_step=lambda: None):
@@ -52,7 +45,7 @@ def train(accelerator, model, optimizer, loader, clip=True, after_step=lambda: N
 
 
 def test_a_training_has_its_metrics_and_reports_its_precision_without_a_line_for_them(listener):
-    train(*prepared(Sentences(), mixed_precision="bf16"))
+    train(*prepared(mixed_precision="bf16"))
     assert [event.name for event in listener.of(PrecisionChoice)] == ["bf16"]
     assert {metric.name for metric in listener.of(Metric)} == {
         *ALWAYS, "speed/samples_per_s", "speed/tokens_per_s", "optimizer/grad_norm", "memory/process_gib", "epoch"
@@ -68,11 +61,11 @@ def test_a_training_has_its_metrics_and_reports_its_precision_without_a_line_for
 
 
 def test_an_evaluation_between_two_steps_counts_for_nothing_and_accumulated_batches_are_one_step(listener):
-    accelerator, model, optimizer, loader = prepared(Sentences())
-    evaluation = accelerator.prepare(DataLoader(Sentences(), batch_size=6))
+    accelerator, model, optimizer, loader = prepared()
+    evaluation = accelerator.prepare(DataLoader(SENTENCES, batch_size=6))
     train(accelerator, model, optimizer, loader, after_step=lambda: list(evaluation))
     assert listener.values("epoch") == [0.5, 0.75, 1.0]
-    train(*prepared(Sentences(), gradient_accumulation_steps=2))
+    train(*prepared(gradient_accumulation_steps=2))
     times = zip(listener.values("speed/step_time_s"), listener.values("speed/samples_per_s"), strict=True)
     assert [round(seconds * rate) for seconds, rate in times] == [3, 3, 3, 6]
 
@@ -106,7 +99,7 @@ def test_a_gpu_has_its_memory_and_its_use_and_no_step_waits_for_its_driver(liste
 
 
 def test_the_second_optimizer_of_a_step_makes_no_step_of_its_own(listener):
-    accelerator, model, optimizer, loader = prepared(Sentences())
+    accelerator, model, optimizer, loader = prepared()
     other = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
     train(accelerator, model, optimizer, loader, after_step=other.step)
     assert listener.values("optimizer/lr") == [0.5] * 3
@@ -114,20 +107,20 @@ def test_the_second_optimizer_of_a_step_makes_no_step_of_its_own(listener):
 
 def test_points_are_at_most_four_a_second(listener, monkeypatch):
     monkeypatch.setattr(step_metrics, "_BETWEEN", 1000.0)
-    train(*prepared(Sentences()))
+    train(*prepared())
     assert len(listener.values("speed/step_time_s")) == 1
 
 
 def test_copies_of_what_is_prepared_measure_nothing_and_neither_does_anything_where_nobody_watches(listener):
-    _, _, optimizer, loader = prepared(Sentences())
+    _, _, optimizer, loader = prepared()
     assert pickle.loads(pickle.dumps(loader)).step_metrics is None
     assert pickle.loads(pickle.dumps(optimizer))._after_step is None
     connect(None)
-    assert prepared(Sentences())[0].step_metrics is None
+    assert prepared()[0].step_metrics is None
 
 
 def in_a_worker():
-    accelerator, *others = prepared(Sentences())
+    accelerator, *others = prepared()
     train(accelerator, *others, clip=False)
     for step in range(3):
         accelerator.log({"accuracy": 0.5, "train_loss": 3.0 - step, "rank": accelerator.process_index}, step=step)
