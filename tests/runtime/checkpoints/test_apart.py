@@ -120,9 +120,7 @@ def is_late(folder: str) -> tuple[list[str], list[str], list[str]]:
     return sorted(alone), sorted(os.listdir(f"{folder}/next")), [str(item.message) for item in caught]
 
 
-def test_a_save_on_the_main_process_alone_ends_as_with_accelerate_names_who_is_missing_and_late_ranks_take_part_in_the_next(
-    tmp_path: Path,
-) -> None:
+def test_a_save_of_one_rank_names_who_is_missing_and_who_comes_late_takes_part_in_the_next(tmp_path: Path) -> None:
     (alone, first, (warned,)), (found, second, (told,)) = run_on_ranks(is_late, 2, str(tmp_path))
     assert alone == found
     assert "random_states_0.pkl" in alone
