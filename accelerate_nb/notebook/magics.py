@@ -14,11 +14,10 @@ from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells import completion
-from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.cell_source import FIRST_LINE, CellCode, shown_as
 from accelerate_nb.notebook.cells.commands import SessionCommands
 from accelerate_nb.notebook.cells.completion import help_of
-from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from accelerate_nb.notebook.cells.session_manager import CellOutput, NotebookSession
 from accelerate_nb.notebook.display.select import front_end
 from accelerate_nb.notebook.display.text_output import print_message
 from accelerate_nb.notebook.host import NotebookHost, host

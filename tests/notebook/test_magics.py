@@ -17,9 +17,8 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.run import LaunchFacts, Run
 from accelerate_nb.launching.session import CellControl, CellResult
 from accelerate_nb.notebook import magics
-from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.commands import described
-from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from accelerate_nb.notebook.cells.session_manager import CellOutput, NotebookSession
 from tests.notebook.paper import Paper
 from tests.reports.kept_run import keep
 

@@ -18,9 +18,8 @@ from accelerate_nb.events.event_types import OVER
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import left_out_text
 from accelerate_nb.launching.session import Session
-from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.cell_source import shown_as
-from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from accelerate_nb.notebook.cells.session_manager import CellOutput, NotebookSession
 from accelerate_nb.notebook.display.text_output import print_message
 from accelerate_nb.notebook.host import NotebookHost
 from accelerate_nb.notebook.runs import ComparedRuns, compared_runs, runs

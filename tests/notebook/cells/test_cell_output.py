@@ -7,7 +7,7 @@ from accelerate_nb.events.event_types import Display, Progress
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.run import LaunchFacts, Run
 from accelerate_nb.launching.session import CellControl, CellResult
-from accelerate_nb.notebook.cells.cell_output import CellOutput
+from accelerate_nb.notebook.cells.session_manager import CellOutput
 from accelerate_nb.notebook.display.text_output import OutputLimits
 from tests.notebook.paper import Paper, line
 

@@ -17,7 +17,7 @@ from accelerate_nb.config.settings import GROUPS
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.notebook.picker import html
-from accelerate_nb.notebook.picker.validation import appraise, begin
+from accelerate_nb.notebook.picker.form import appraise, initial_settings
 from tests.config.test_formats import SINGLE_SETTINGS
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
@@ -332,7 +332,7 @@ def test_what_accelerate_does_not_read_of_a_file_is_reported():
 
 
 def test_begin_never_raises(tmp_path):
-    assert "does not exist" in begin({}, str(tmp_path / "gone.yaml")).trouble[0]
+    assert "does not exist" in initial_settings({}, str(tmp_path / "gone.yaml")).trouble[0]
 
 
 # ----------------------------------------------------------------------------------------------------- the file
