@@ -59,25 +59,17 @@ def test_visible_gpus_are_those_that_torch_sees(visible):
     assert gpus.nvidia_gpus({**os.environ, **environment}) == int(done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        (None, 4),
-        ("", 0),
-        ("-1", 0),
-        ("0", 1),
-        ("3,1", 2),
-        (" 0 , 2 ", 2),
-        ("0,9,1", 1),
-        ("1,-1,2", 1),
-        ("1,1", 0),
-        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", 1),
-        ("GPU-a,GPU-b", 2),
-        ("MIG-a,MIG-b", 1),
-        ("none", 0),
-    ],
-)
-def test_a_process_sees_the_gpus_that_cuda_would_show_it(text, count):
+# How many of four GPUs a process sees by each text.
+VISIBLE = {
+    0: ["", "-1", "1,1", "none"],
+    1: ["0", "1,-1,2", "0,9,1", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-a,MIG-b"],
+    2: ["3,1", " 0 , 2 ", "GPU-a,GPU-b"],
+    4: [None],
+}
+
+
+@pytest.mark.parametrize(("count", "text"), [(count, text) for count in VISIBLE for text in VISIBLE[count]])
+def test_a_process_sees_the_gpus_that_cuda_would_show_it(count, text):
     assert gpus.visible(text, 4) == count
     assert gpus.visible(text, 0) == 0
 

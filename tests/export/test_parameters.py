@@ -6,43 +6,25 @@ from accelerate_nb.errors import ExportError
 from accelerate_nb.export.parameters import Parameter, parameters_of
 from tests.export.making import code, script
 
+TYPES = {
+    "int": ["a = 3", "a = -3", "a = 64 * 1024", "a: Final = 3"],
+    "float": ["a = 1e-3", "a = 1 / 3", "a = 10 ** -3", "a = 2 * 1.5", "a: float = 1", "a: Final[float] = 3"],
+    "bool": ["a = True"],
+    "str": ["a = 'text'", "a = 'te' + 'xt'", "a: Any = 'x'"],
+    "str | None": ["a = None", "a: typing.Union[None, str] = None"],
+    "int | None": ["a: int = None", "a: int | None = 3"],
+    "list[int]": ["a = [1, 2]", "a: list[int] = []"],
+    "list[float]": ["a = [1, 2.5]", "a: 'Sequence[float]' = [1]"],
+    "list[str]": ["a = []", "a: list = []"],
+    "tuple[int, ...]": ["a = (1, 2)", "a: tuple[int, int] = (1, 2)"],
+    "Path": ["a = Path('data')", "a = pathlib.Path('data') / 'train'"],
+    "Path | None": ["a: Optional[Path] = None"],
+    "Literal['x', 'y']": ["a: Literal['x', 'y'] = 'x'"],
+}
 
-@pytest.mark.parametrize(
-    ("source", "value_type"),
-    [
-        ("a = 3", "int"),
-        ("a = -3", "int"),
-        ("a = 64 * 1024", "int"),
-        ("a = 1e-3", "float"),
-        ("a = 1 / 3", "float"),
-        ("a = 10 ** -3", "float"),
-        ("a = 2 * 1.5", "float"),
-        ("a = True", "bool"),
-        ("a = 'text'", "str"),
-        ("a = 'te' + 'xt'", "str"),
-        ("a = None", "str | None"),
-        ("a = [1, 2]", "list[int]"),
-        ("a = [1, 2.5]", "list[float]"),
-        ("a = (1, 2)", "tuple[int, ...]"),
-        ("a = []", "list[str]"),
-        ("a = Path('data')", "Path"),
-        ("a = pathlib.Path('data') / 'train'", "Path"),
-        ("a: float = 1", "float"),
-        ("a: int = None", "int | None"),
-        ("a: int | None = 3", "int | None"),
-        ("a: Optional[Path] = None", "Path | None"),
-        ("a: typing.Union[None, str] = None", "str | None"),
-        ("a: list[int] = []", "list[int]"),
-        ("a: 'Sequence[float]' = [1]", "list[float]"),
-        ("a: tuple[int, int] = (1, 2)", "tuple[int, ...]"),
-        ("a: list = []", "list[str]"),
-        ("a: Literal['x', 'y'] = 'x'", "Literal['x', 'y']"),
-        ("a: Final = 3", "int"),
-        ("a: Final[float] = 3", "float"),
-        ("a: Any = 'x'", "str"),
-    ],
-)
-def test_the_type_comes_from_the_annotation_or_the_value(source, value_type):
+
+@pytest.mark.parametrize(("value_type", "source"), [(name, source) for name in TYPES for source in TYPES[name]])
+def test_the_type_comes_from_the_annotation_or_the_value(value_type, source):
     found = parameters_of(source)
     assert found.problems == ()
     assert [(item.name, item.type) for item in found.found] == [("a", value_type)]
@@ -68,28 +50,23 @@ quiet = False
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("a = load()", "the value of `a = load()` is no literal"),
-        ("a = {'b': 1}", "is no literal"),
-        ("a = [1, 'x']", "is no literal"),
-        ("a = [[1]]", "is no literal"),
-        ("a = 1j", "is no literal"),
-        ("a = f'{b}'", "is no literal"),
-        ("epochs = 3\nsteps = epochs * 2", "is no literal"),
-        ("a, b = 1, 2", "gives no single name a value"),
-        ("a.b = 1", "gives no single name a value"),
-        ("a: dict = None", "`dict` is no type of an option"),
-        ("a: list[list[int]] = []", "`list[list[int]]` is no type"),
-        ("print(1)", "`print(1)` assigns nothing"),
-        ("a: int", "`a: int` assigns nothing"),
-        ("help = 3", "`--help` lists the options"),
-        ("no_cache = 1\ncache = True", "`--no-cache` is how `cache` is turned off"),
-        ("_a = 1\na = 2", "would be the same option"),
-    ],
-)
-def test_what_can_be_no_option_is_named_with_its_line(source, message):
+NO_OPTIONS = {
+    "is no literal": ["a = {'b': 1}", "a = [1, 'x']", "a = [[1]]", "a = 1j", "a = f'{b}'"],
+    "the value of `steps = epochs * 2` is no literal": ["epochs = 3\nsteps = epochs * 2"],
+    "the value of `a = load()` is no literal": ["a = load()"],
+    "gives no single name a value": ["a, b = 1, 2", "a.b = 1"],
+    "`dict` is no type of an option": ["a: dict = None"],
+    "`list[list[int]]` is no type": ["a: list[list[int]] = []"],
+    "`print(1)` assigns nothing": ["print(1)"],
+    "`a: int` assigns nothing": ["a: int"],
+    "`--help` lists the options": ["help = 3"],
+    "`--no-cache` is how `cache` is turned off": ["no_cache = 1\ncache = True"],
+    "would be the same option": ["_a = 1\na = 2"],
+}
+
+
+@pytest.mark.parametrize(("message", "source"), [(text, source) for text in NO_OPTIONS for source in NO_OPTIONS[text]])
+def test_what_can_be_no_option_is_named_with_its_line(message, source):
     (problem,) = parameters_of(source).problems
     assert message in problem.text
     assert problem.line in (1, len(source.split("\n")))

@@ -18,24 +18,13 @@ def laid_out(source: str, definitions: DefinitionFinder | None = None) -> list[s
 @pytest.mark.parametrize(
     "source",
     [
-        "import os",
-        "from a import b, c as d",
-        "def f(x=1):\n    return g(x)",
-        "async def f(): pass",
-        "@decorate\nclass A(B):\n    x = make()",
-        "x = 1",
-        "x: int = 3\ny: str",
-        "x, y = 1, -2.5",
-        "shape = (2, [3], {'a': {4}})",
-        "make = lambda: work()",
-        "'''a text'''",
-        "data = Path('a') / 'b'",
-        "T = typing.TypeVar('T')",
+        *("import os", "from a import b, c as d"),
+        *("def f(x=1):\n    return g(x)", "async def f(): pass", "@decorate\nclass A(B):\n    x = make()"),
+        *("x = 1", "x: int = 3\ny: str", "x, y = 1, -2.5", "shape = (2, [3], {'a': {4}})", "make = lambda: work()"),
+        *("'''a text'''", "data = Path('a') / 'b'", "T = typing.TypeVar('T')"),
         "try:\n    import a\nexcept ImportError:\n    a = None",
         "if TYPE_CHECKING:\n    import a\nelse:\n    b = 1",
-        "layer = nn.Linear",
-        "# only a comment",
-        "",
+        *("layer = nn.Linear", "# only a comment", ""),
     ],
 )
 def test_definitions_stand_as_they_are(source):
@@ -45,21 +34,16 @@ def test_definitions_stand_as_they_are(source):
 @pytest.mark.parametrize(
     "source",
     [
-        "print(1)",
-        "x = f()",
-        "x = [f(y) for y in z]",
-        "x += 1",
-        "x[0] = 1",
-        "os.environ['A'] = '1'",
-        "for x in y: pass",
-        "del x",
-        "assert x",
-        "if __name__ == '__main__':\n    x = 1",
-        "if x: f()",
-        "with a: pass",
-        "x = (y := 3)",
-        "try:\n    import a\nexcept ImportError:\n    install()",
-        "x = 1; f(x)",
+        *("print(1)", "x = f()", "x = [f(y) for y in z]", "x += 1", "x[0] = 1", "os.environ['A'] = '1'"),
+        *(
+            "for x in y: pass",
+            "del x",
+            "assert x",
+            "if __name__ == '__main__':\n    x = 1",
+            "if x: f()",
+            "with a: pass",
+        ),
+        *("x = (y := 3)", "try:\n    import a\nexcept ImportError:\n    install()", "x = 1; f(x)"),
     ],
 )
 def test_work_is_guarded(source):
@@ -108,16 +92,9 @@ def test_tabs_and_spaces_go_on_to_mean_the_same():
 @pytest.mark.parametrize(
     "needs",
     [
-        "def g(x=data): pass",
-        "@data\ndef g(): pass",
-        "def g(x: data): pass",
-        "class A(data): pass",
-        "class A:\n    n = len(data)",
-        "class A:\n    def f(self, x=data): pass",
-        "y = data",
-        "y = data.shape[0]",
-        "class A:\n    x = count()",
-        "@twice\ndef g(): pass",
+        *("def g(x=data): pass", "@data\ndef g(): pass", "def g(x: data): pass", "class A(data): pass"),
+        *("class A:\n    n = len(data)", "class A:\n    def f(self, x=data): pass"),
+        *("y = data", "y = data.shape[0]", "class A:\n    x = count()", "@twice\ndef g(): pass"),
     ],
 )
 def test_what_needs_guarded_values_is_guarded_too(needs):

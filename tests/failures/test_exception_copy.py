@@ -54,24 +54,12 @@ def decoding():
 
 
 ERRORS = [
-    KeyError("x"),
-    ValueError(),
-    OSError(2, "not here", "a.txt"),
-    FileNotFoundError(2, "not here", "a", None, "b"),
-    SystemExit(3),
-    StopIteration(5),
-    ImportError("no", name="m", path="p"),
-    decoding(),
-    SyntaxError("bad", ("f.py", 1, 2, "text")),
-    subprocess.CalledProcessError(1, "ls", output=b"o"),
-    json.JSONDecodeError("bad", "doc", 1),
-    torch.OutOfMemoryError("too much"),
+    *(KeyError("x"), ValueError(), SystemExit(3), StopIteration(5), ImportError("no", name="m", path="p"), decoding()),
+    *(OSError(2, "not here", "a.txt"), FileNotFoundError(2, "not here", "a", None, "b")),
+    *(SyntaxError("bad", ("f.py", 1, 2, "text")), subprocess.CalledProcessError(1, "ls", output=b"o")),
+    *(json.JSONDecodeError("bad", "doc", 1), torch.OutOfMemoryError("too much")),
     torch.distributed.DistBackendError("gloo"),
-    Wants(1, second=2),
-    Kept("a.txt"),
-    Made("text", 7),
-    Frozen(3),
-    Slotted([1]),
+    *(Wants(1, second=2), Kept("a.txt"), Made("text", 7), Frozen(3), Slotted([1])),
 ]
 
 

@@ -39,23 +39,16 @@ def test_the_number_is_one_launch_s_and_one_attempt_s() -> None:
     assert all(0 <= item < 2**32 for item in (of(), *others))
 
 
-@pytest.mark.parametrize(
-    ("words", "can"),
-    [
-        ("python train.py --lr 1", True),
-        ("python -u -B -W ignore -Xdev -X faulthandler --check-hash-based-pycs never train.py --lr 1", True),
-        ("python -Bu -bX dev train.py --lr 1", True),
-        ("python -m pdb train.py --lr 1", False),
-        ("python -um train train.py --lr 1", False),
-        ("python -c pass train.py --lr 1", False),
-        ("python /bin/coverage run train.py --lr 1", False),
-        ("python -m accelerate_nb launch train.py --lr 1", False),
-        ("python other.py --lr 1", False),
-        ("python", False),
-    ],
-)
-def test_only_a_python_that_runs_the_file_itself_can_begin_again(words: str, can: bool) -> None:
-    assert can_begin_again("train.py", words.split(), ["train.py", "--lr", "1"]) is can
+FLAGS = ["", "-u -B -W ignore -Xdev -X faulthandler --check-hash-based-pycs never", "-Bu -bX dev"]
+OTHERS = ["-m pdb", "-um train", "-c pass", "/bin/coverage run", "-m accelerate_nb launch"]
+
+
+def test_only_a_python_that_runs_the_file_itself_can_begin_again() -> None:
+    lines = {f"python {flags} train.py --lr 1": True for flags in FLAGS}
+    lines |= {f"python {words} train.py --lr 1": False for words in OTHERS}
+    lines |= {"python other.py --lr 1": False, "python": False}
+    arguments = ["train.py", "--lr", "1"]
+    assert {line: can_begin_again("train.py", line.split(), arguments) for line in lines} == lines
 
 
 PROGRAM = """

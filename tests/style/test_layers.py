@@ -10,27 +10,13 @@ import pytest
 
 from tests.style.source_files import Import, Module, import_cycles, modules, resolved
 
-LAYERS = {
-    "errors": 0,
-    "user_warnings": 0,
-    "config": 1,
-    "events": 1,
-    "sources": 1,
-    "devices": 2,
-    "export": 2,
-    "failures": 2,
-    "rank": 3,
-    "reports": 3,
-    "runtime": 4,
-    "transport": 4,
-    "big_models": 5,
-    "script": 5,
-    "worker": 5,
-    "supervisor": 6,
-    "launching": 7,
-    "notebook": 8,
-    "cli": 9,
-}
+# From the lowest to the highest.
+ROWS = [
+    *({"errors", "user_warnings"}, {"config", "events", "sources"}, {"devices", "export", "failures"}),
+    *({"rank", "reports"}, {"runtime", "transport"}, {"big_models", "script", "worker"}),
+    *({"supervisor"}, {"launching"}, {"notebook"}, {"cli"}),
+]
+LAYERS = {folder: number for number, folders in enumerate(ROWS) for folder in folders}
 FORBIDDEN = [("launching", "runtime"), ("supervisor", "runtime"), ("notebook", "runtime")]
 # A worker, or a command that reads checkpoints itself, loads the runtime once it needs it.
 ONLY_IN_FUNCTIONS = [("worker", "runtime"), ("cli", "runtime")]
@@ -38,28 +24,16 @@ ONLY_IN_FUNCTIONS = [("worker", "runtime"), ("cli", "runtime")]
 FORBIDDEN += [("big_models", folder) for folder in ("config", "events", "export")]
 
 # Each optional package is imported by the files of its name, or those of a folder of its name, and by nobody else.
-OPTIONAL = {
-    "ray": "ray",
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "aim", "clearml", "dvclive", "swanlab")
+OPTIONAL = {name: name for name in ("ray", "tpu_info", "deepspeed", "megatron", "torchdata", *TRACKERS)} | {
     "torch_xla": "xla",
-    "tpu_info": "tpu_info",
     "grpc": "tpu_info",
-    "deepspeed": "deepspeed",
-    "megatron": "megatron",
     "torch_npu": "others",
     "transformer_engine": "fp8_recipes",
     "torchao": "fp8_ao",
     "bitsandbytes": "bnb",
-    "torchdata": "torchdata",
-    "tensorboard": "tensorboard",
     "tensorboardX": "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
     "comet_ml": "comet",
-    "aim": "aim",
-    "clearml": "clearml",
-    "dvclive": "dvclive",
-    "swanlab": "swanlab",
 }
 # In these folders functions import torch where they need it; in the others its files do; elsewhere nothing does.
 TORCH_IN_FUNCTIONS = ("devices", "failures", "launching", "rank", "script", "supervisor", "transport", "worker")
