@@ -6,10 +6,11 @@ import html
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import pytest
 
@@ -41,15 +42,18 @@ KILL = int(signal.SIGKILL)
 CAUSES = [name for part in get_args(EndCause) for name in (get_args(part) or [part])]
 
 
+Script: TypeAlias = "Callable[[ScriptedNode], None]"
+
+
 class ScriptedNode:
     """The agent of a node without processes: its ranks do what a script says, and follow what they are sent."""
 
     takes_sockets = has_outcomes = False
 
-    def __init__(self, script: Callable[[ScriptedNode], Iterator[None]], _loop: AgentLoop, report: Report) -> None:
+    def __init__(self, script: Script, _loop: AgentLoop, report: Report) -> None:
         self.ranks: tuple[int, ...] = ()
         self.reports: list[messages.Message] = []
-        self._send, self._script = report, script(self)
+        self._send, self._script = report, script
         self._numbers = dict.fromkeys(range(2), 0)
         self._ended: set[int] = set()
 
@@ -80,9 +84,9 @@ class ScriptedNode:
         self.ranks = request.ranks
         for rank in self.ranks:
             self.state("running", rank)
+        self._script(self)
 
     def tick(self, now: float, timeout: float) -> float:
-        next(self._script, None)
         self.drain()
         return min(timeout, 0.01)
 
@@ -121,54 +125,46 @@ class ScriptedNode:
 DEAF: set[int] = set()
 
 
-def runs_on(node: ScriptedNode) -> Iterator[None]:
-    yield
+def runs_on(node: ScriptedNode) -> None:
+    pass
 
 
-def returns(node: ScriptedNode) -> Iterator[None]:
+def returns(node: ScriptedNode) -> None:
     for rank in node.ranks:
         node.state("finished", rank)
-    yield
 
 
-def raises(node: ScriptedNode) -> Iterator[None]:
+def raises(node: ScriptedNode) -> None:
     node.fails(1)
-    yield
 
 
-def dies(node: ScriptedNode) -> Iterator[None]:
+def dies(node: ScriptedNode) -> None:
     node.exits(1, -KILL)
-    yield
 
 
-def one_returns(node: ScriptedNode) -> Iterator[None]:
+def one_returns(node: ScriptedNode) -> None:
     node.state("finished", 1)
-    yield
 
 
-def loses_its_ranks(node: ScriptedNode) -> Iterator[None]:
+def loses_its_ranks(node: ScriptedNode) -> None:
     if 1 in node.ranks:
         node.reports.append(messages.AgentLost(node.ranks, "its connection has ended", time.time()))
-    yield
 
 
-def raises_once() -> Callable[[ScriptedNode], Iterator[None]]:
+def raises_once() -> Script:
     scripts = [returns, raises]
     return lambda node: scripts.pop()(node)
 
 
+@dataclass
 class Scenario:
     """What is done to a run of two ranks, and the settings of it."""
 
-    def __init__(
-        self,
-        script: Callable[[ScriptedNode], Iterator[None]],
-        *stops: Stop,
-        nodes: tuple[int, ...] = (2,),
-        deaf: bool = False,
-        **settings: Any,
-    ) -> None:
-        self.script, self.stops, self.nodes, self.deaf, self.settings = script, stops, nodes, deaf, settings
+    script: Script
+    stops: Sequence[Stop] = ()
+    nodes: tuple[int, ...] = (2,)
+    deaf: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
@@ -177,14 +173,14 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "died": lambda: Scenario(dies),
     "node_lost": lambda: Scenario(loses_its_ranks, nodes=(1, 1)),
     "workers_lost": lambda: Scenario(loses_its_ranks),
-    "timed_out": lambda: Scenario(runs_on, timeout=0.5),
-    "deadlocked": lambda: Scenario(one_returns, hang_warning_after=0.2),
-    "finish": lambda: Scenario(runs_on, "finish"),
-    "interrupt": lambda: Scenario(runs_on, "interrupt"),
-    "kill": lambda: Scenario(runs_on, "finish", "kill", deaf=True),
+    "timed_out": lambda: Scenario(runs_on, settings={"timeout": 0.5}),
+    "deadlocked": lambda: Scenario(one_returns, settings={"hang_warning_after": 0.2}),
+    "finish": lambda: Scenario(runs_on, ["finish"]),
+    "interrupt": lambda: Scenario(runs_on, ["interrupt"]),
+    "kill": lambda: Scenario(runs_on, ["finish", "kill"], deaf=True),
     # decisions of the conductor
-    "restart": lambda: Scenario(raises_once(), max_restarts=2),
-    "give up": lambda: Scenario(raises, max_restarts=1),
+    "restart": lambda: Scenario(raises_once(), settings={"max_restarts": 2}),
+    "give up": lambda: Scenario(raises, settings={"max_restarts": 1}),
 }
 
 

@@ -46,47 +46,37 @@ def fails() -> None:
     raise ConnectionResetError("a cable was pulled")
 
 
-class Training:
-    """Two epochs with all that has a state: dropout, momentum, a schedule, a shuffled loader, generators."""
+def trains(folder: str, fault: Any = None, at: int = 0, numbered: bool = False) -> tuple[bool, Any]:
+    """
+    Two epochs with all that has a state: dropout, momentum, a schedule, a shuffled loader, generators.
 
-    def __init__(self, folder: str, numbered: bool) -> None:
-        torch.manual_seed(3)
-        random.seed(3)
-        self.folder = None if numbered else f"{folder}/saved"
-        project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=numbered, total_limit=2)
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, project_config=project)
-        model = net(dropout=0.3)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-        loader = DataLoader(samples(48), batch_size=3, shuffle=True)
-        self.model, self.optimizer, self.schedule, self.loader = self.accelerator.prepare(
-            model, optimizer, schedule, loader
-        )
-
-    def run(self, fault: Any, at: int) -> tuple[bool, Any]:
-        """Train to the end; in the first attempt rank 1 meets its fault at a micro-step."""
-        accelerator, draws = self.accelerator, 0.0
-        resumed = accelerator.resume()
-        for _ in range(self.loader.iteration, 2):
-            for inputs, targets in self.loader:
-                with accelerator.accumulate(self.model):
-                    loss = nn.functional.mse_loss(self.model(inputs), targets)
-                    accelerator.backward(loss)
-                    self.optimizer.step()
-                    self.schedule.step()
-                    self.optimizer.zero_grad()
-                draws = random.random() + torch.rand(1).item()
-                done = 8 * self.loader.iteration + self.loader.batches_read
-                if fault is not None and accelerator.process_index == 1 and attempt() == 0 and done == at:
-                    fault()
-                if done % SAVE_EVERY == 0:
-                    accelerator.save_state(self.folder)
-        moments = [value.tolist() for item in self.optimizer.state_dict()["state"].values() for value in item.values()]
-        return resumed, (flat(self.model), moments, self.schedule.get_last_lr(), draws, accelerator.step)
-
-
-def trains(folder: str, fault: Any = None, at: int = 0, numbered: bool = False) -> Any:
-    return Training(folder, numbered).run(fault, at)
+    In the first attempt rank 1 meets its fault at a micro-step.
+    """
+    torch.manual_seed(3)
+    random.seed(3)
+    project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=numbered, total_limit=2)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, project_config=project)
+    built = net(dropout=0.3)
+    adam = torch.optim.AdamW(built.parameters(), lr=0.05)
+    decay = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 / (1 + step))
+    shuffled = DataLoader(samples(48), batch_size=3, shuffle=True)
+    model, optimizer, schedule, loader = accelerator.prepare(built, adam, decay, shuffled)
+    resumed, draws = accelerator.resume(), 0.0
+    for _ in range(loader.iteration, 2):
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(nn.functional.mse_loss(model(inputs), targets))
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            draws = random.random() + torch.rand(1).item()
+            done = 8 * loader.iteration + loader.batches_read
+            if fault is not None and accelerator.process_index == 1 and attempt() == 0 and done == at:
+                fault()
+            if done % SAVE_EVERY == 0:
+                accelerator.save_state(None if numbered else f"{folder}/saved")
+    moments = [value.tolist() for item in optimizer.state_dict()["state"].values() for value in item.values()]
+    return resumed, (flat(model), moments, schedule.get_last_lr(), draws, accelerator.step)
 
 
 def dies_while_files_are_written() -> None:

@@ -13,11 +13,10 @@ import pytest
 
 from accelerate_nb import launch
 from tests.nodes.hosts import Hosts
+from tests.nodes.test_ssh import LOST_WITHIN
 from tests.nodes.trainings import trains
 
 pytestmark = pytest.mark.timeout(100)
-# Seconds until a host that was cut off is told: 4 on an idle machine, where gloo itself waits for half an hour.
-LOST_WITHIN = 20.0
 
 TRAINS = """
 import json, os

@@ -31,14 +31,11 @@ def brought_back(file, error):
     return read_result(file)
 
 
-def test_a_value_comes_back_with_the_modules_that_were_loaded(file):
+def test_a_value_comes_back_with_the_modules_that_were_loaded_and_before_it_is_written_nothing(file):
+    assert read_result(file) is None
     result = RankResult(0, {"a": [1]}, modules=("numpy",))
     write_result(file, result)
     assert read_result(file) == result
-
-
-def test_nothing_written_is_no_outcome(file):
-    assert read_result(file) is None
 
 
 class Unreadable:

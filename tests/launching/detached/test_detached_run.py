@@ -132,22 +132,6 @@ def test_a_result_that_an_earlier_version_wrote_is_left_out_with_the_reason(tmp_
     assert "earlier version" in found.left_out
 
 
-def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder):
-    run = running(folder, results="all")
-    assert comes(lambda: run.view.rank(1).state == "running")
-    # on the way, a rank is profiled, and a knob of it is changed
-    run.profile(steps=2, ranks=[1])
-    assert comes(lambda: "scale" in run.view.knobs())
-    run.set_knob("scale", 3.0)
-    assert comes(lambda: run.view.knobs()["scale"].value == 3.0)
-    assert comes(lambda: run.view.rank(1).profile)
-    assert (run.folder / "profile_1_rank_1.json.gz").exists()
-    host_of(run.folder).terminate()
-    (first, second) = run.wait(20)
-    assert first[1] == second[1]
-    assert run.view.state == "stopped"
-
-
 @pytest.fixture
 def adopts_orphans() -> Iterator[None]:
     """This process is the parent of those whose own has gone, so that it gets their exit codes (prctl's PR_SET_CHILD_SUBREAPER)."""
@@ -160,10 +144,23 @@ def adopts_orphans() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("adopts_orphans")
-def test_the_run_host_ends_with_the_code_of_a_run_that_can_go_on(folder):
-    run = running(folder)
+def test_sigterm_to_the_run_host_stops_all_ranks_after_the_same_step_and_its_code_is_that_of_a_run_that_can_go_on(
+    folder,
+):
+    run = running(folder, results="all")
+    assert comes(lambda: run.view.rank(1).state == "running")
+    # on the way, a rank is profiled, and a knob of it is changed
+    run.profile(steps=2, ranks=[1])
+    assert comes(lambda: "scale" in run.view.knobs())
+    run.set_knob("scale", 3.0)
+    assert comes(lambda: run.view.knobs()["scale"].value == 3.0)
+    assert comes(lambda: run.view.rank(1).profile)
+    assert (run.folder / "profile_1_rank_1.json.gz").exists()
     host = host_of(run.folder)
     host.terminate()
+    (first, second) = run.wait(20)
+    assert first[1] == second[1]
+    assert run.view.state == "stopped"
     assert os.waitstatus_to_exitcode(os.waitpid(host.pid, 0)[1]) == 75
 
 

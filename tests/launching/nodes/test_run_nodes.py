@@ -126,17 +126,15 @@ ROSTER = NodeRoster(("a", "b", "c"), (2, 1, 2), (Host("d", 1), Host("e", 2)))
 
 @pytest.mark.parametrize(
     ("number", "hosts", "used"),
-    [(4, "a:2,b:2,c:2", 2), (3, "a:2,b:2,c:2", 2), (5, "a:2,b:2,c:2", 3), (9, "a:4,b:4", 2)],
+    [
+        *((4, "a:2,b:2,c:2", 2), (3, "a:2,b:2,c:2", 2), (5, "a:2,b:2,c:2", 3), (9, "a:4,b:4", 2)),
+        # without a number of processes or slots no host is a spare
+        *((None, "a:2,b:2", 2), (2, "a:2,b", 2), (1, "a,b", 2)),
+    ],
 )
 def test_hosts_are_filled_in_their_order_and_those_beyond_are_spares(number, hosts, used):
     found = run_nodes.hosts_of(hosts.split(","))
     assert run_nodes.split_spares(number, found) == (found[:used], found[used:])
-
-
-@pytest.mark.parametrize(("number", "hosts"), [(None, "a:2,b:2"), (2, "a:2,b"), (1, "a,b")])
-def test_without_a_number_of_processes_or_slots_no_host_is_a_spare(number, hosts):
-    found = run_nodes.hosts_of(hosts.split(","))
-    assert run_nodes.split_spares(number, found) == (found, ())
 
 
 def test_the_first_spare_with_room_takes_the_place_of_a_lost_node_which_is_the_last_spare_then():
