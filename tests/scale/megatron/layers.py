@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,35 +23,14 @@ class GatheredAttention(nn.Module):
         super().__init__()
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **_: Any) -> Tensor:
-        query, key, value = (
-            tensor.permute(1, 2, 0, 3) for tensor in (query, *(_Gathered.apply(part) for part in (key, value)))
-        )
+        from megatron.core import parallel_state
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        group = parallel_state.get_context_parallel_group()
+        key, value = (gather_from_sequence_parallel_region(part, group=group) for part in (key, value))
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask.logical_not())
         return attended.permute(2, 0, 1, 3).flatten(2)
-
-
-class _Gathered(torch.autograd.Function):
-    """The parts of all processes that share sequences, one after the other."""
-
-    @staticmethod
-    def forward(_: Any, part: Tensor) -> Tensor:
-        group = _group()
-        parts = [torch.empty_like(part) for _ in range(group.size())]
-        dist.all_gather(parts, part.contiguous(), group)
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        group = _group()
-        total = gradient.contiguous()
-        dist.all_reduce(total, group=group)
-        return total.chunk(group.size())[group.rank()]
-
-
-def _group() -> Any:
-    from megatron.core import parallel_state
-
-    return parallel_state.get_context_parallel_group()
 
 
 def layers_for_cut_sequences(config: Any) -> Any:
@@ -69,10 +46,7 @@ def layers_for_cut_sequences(config: Any) -> Any:
     layer = replace(
         spec,
         submodules=replace(
-            spec.submodules,
-            input_layernorm=SequenceNorm,
-            pre_mlp_layernorm=SequenceNorm,
-            self_attention=attention,
+            spec.submodules, input_layernorm=SequenceNorm, pre_mlp_layernorm=SequenceNorm, self_attention=attention
         ),
     )
     return TransformerBlockSubmodules(layer_specs=[layer] * config.num_layers, layer_norm=SequenceNorm)

@@ -51,15 +51,8 @@ def in_megatrons_layers(network: nn.Module) -> nn.Module:
             return self.third(torch.tanh(hidden))
 
     size = parallel_state.get_tensor_model_parallel_world_size()
-    found = Network(
-        TransformerConfig(
-            num_layers=1,
-            hidden_size=16,
-            num_attention_heads=2,
-            tensor_model_parallel_size=size,
-            use_cpu_initialization=True,
-        )
-    )
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
+    found = Network(TransformerConfig(**sizes, tensor_model_parallel_size=size, use_cpu_initialization=True))
     with torch.no_grad():
         for weight, whole in zip(found.parameters(), network.parameters(), strict=True):
             weight.requires_grad_(whole.requires_grad)
@@ -93,12 +86,10 @@ def outcomes(folder: str) -> dict[tuple[str, str], Outcome]:
     found = {}
     for one in CASES:
         for reduction in ("", *(deletion.reduction for deletion in one.deletions)):
-            place = f"{folder}/{one.name} {reduction}"
+            place, adamw = f"{folder}/{one.name} {reduction}", one.name in WITH_ADAMW
             with without(reduction):
-                adamw = one.name in WITH_ADAMW
-                found[one.name, reduction] = trained(
-                    place, one.arguments, "no", adamw, SAVED_AFTER, in_megatrons_layers
-                )
+                end = trained(place, one.arguments, "no", adamw, SAVED_AFTER, in_megatrons_layers)
+            found[one.name, reduction] = end
     return found
 
 

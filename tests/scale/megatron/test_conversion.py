@@ -1,6 +1,5 @@
 """Models of transformers become models of Megatron and come back, on CPUs behind a shim."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -81,13 +80,8 @@ DEGREES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 CASES = [(degree, model) for degree, (_, _, models) in DEGREES.items() for model in models]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The largest difference of logits, and whether this process has less than all; None for the weights but on the main process."""
-
-    difference: float
-    is_part: bool
-    is_same: bool | None
+# The largest difference of logits, and whether this process has less than all; None for the weights but on the main process.
+Outcome = tuple[float, bool, bool | None]
 
 
 def converted() -> dict[str, dict[str, Outcome]]:
@@ -120,11 +114,11 @@ def there_and_back(accelerator: Accelerator, source: Any, further: dict[str, Any
     is_part = sum(weight.numel() for weight in part.parameters()) < 0.8 * source.num_parameters()
     if not accelerator.is_main_process:
         assert state == {}
-        return Outcome(max(differences), is_part, None)
+        return max(differences), is_part, None
     back = AutoModelForCausalLM.from_config(source.config)
     back.load_state_dict(state)
     is_same = all(torch.equal(value, back.state_dict()[name]) for name, value in source.state_dict().items())
-    return Outcome(max(differences), is_part, is_same)
+    return max(differences), is_part, is_same
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +132,10 @@ def test_a_model_computes_the_same_in_megatron_and_comes_back_bit_by_bit(
     degree: str, model: str, outcomes: list[dict[str, dict[str, Outcome]]]
 ) -> None:
     for rank, found in enumerate(outcomes):
-        outcome = found[degree][model]
-        assert outcome.difference < ROUNDING
-        assert outcome.is_part
-        assert outcome.is_same is (True if rank == 0 else None)
+        difference, is_part, is_same = found[degree][model]
+        assert difference < ROUNDING
+        assert is_part
+        assert is_same is (True if rank == 0 else None)
 
 
 def refused() -> None:

@@ -291,7 +291,6 @@ class Doubled(GPTTrainStep):
 
 
 def by_own_functions() -> dict[str, Any]:
-    found: dict[str, Any] = {}
     calls: list[str] = []
 
     def provider(pre_process: bool, post_process: bool) -> Any:
@@ -310,7 +309,7 @@ def by_own_functions() -> dict[str, Any]:
         return total, count.int(), {"lm loss": torch.stack([total.detach(), count])}
 
     rows = DataLoader([{"rows": row} for row in tokens()], batch_size=4)
-    own = prepared(
+    accelerator, model, _, loader = prepared(
         gpt2(),
         rows,
         custom_get_batch_function=get_batch,
@@ -319,11 +318,10 @@ def by_own_functions() -> dict[str, Any]:
         custom_prepare_model_function=lambda build: [build(True, True)],
         seq_length=LENGTH,
     )
-    found["own"] = losses_of(*own[:2], own[3])
-    found["calls"] = calls
-    plugin = {"custom_train_step_class": Doubled, "gradient_clipping": 0.0}
+    found = {"own": losses_of(accelerator, model, loader), "calls": calls}
     torch.manual_seed(5)
-    accelerator = Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(**plugin))
+    plugin = MegatronLMPlugin(custom_train_step_class=Doubled, gradient_clipping=0.0)
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin)
     accelerator.state.megatron_lm_plugin.custom_train_step_kwargs = {"accelerator": accelerator, "factor": 2}
     model, loader = accelerator.prepare(gpt2(), loader_of_samples())
     model.eval()
@@ -351,10 +349,9 @@ def of_data_sets(folder: Path) -> dict[str, Any]:
     schedule = MegatronLMDummyScheduler(None, total_num_steps=2 * STEPS)
     settings: dict[str, Any] = {"num_micro_batches": 2, "eval_iters": 1, "eval_interval": 2}
     accelerator, trained, _, loader, test, _ = prepared(model, placeholder, placeholder, schedule, **settings)
-    first = next(loader)
-    found = {"shape": tuple(first["tokens"].shape), "test": tuple(next(test)["tokens"].shape)}
-    of_ranks = accelerator.gather(first["tokens"]).chunk(2)
-    found["differ"] = not torch.equal(*of_ranks)
+    first = next(loader)["tokens"]
+    found = {"shape": tuple(first.shape), "test": tuple(next(test)["tokens"].shape)}
+    found["differ"] = not torch.equal(*accelerator.gather(first).chunk(2))
     found["losses"] = losses_of(accelerator, trained, loader)
 
     longer = torch.cat([tokens(), torch.zeros(len(tokens()), 1, dtype=torch.long)], dim=1)
@@ -370,19 +367,14 @@ def of_data_sets(folder: Path) -> dict[str, Any]:
 def in_bf16() -> dict[str, Any]:
     settings = {"use_distributed_optimizer": True, "lr_warmup_iters": 2}
     accelerator, model, _, loader = prepared(gpt2(), loader_of_samples(), precision="bf16", **settings)
-    warmup = get_args().lr_warmup_iters
-    dtype = str(next(model.parameters()).dtype)
-    averaged = avg_losses_across_data_parallel_group(
-        [torch.tensor(float(accelerator.process_index)), torch.tensor(1.0)]
-    )
-    gathered = gather_across_data_parallel_groups({"a": torch.tensor(accelerator.process_index)})["a"].tolist()
-    return {
-        "losses": losses_of(accelerator, model, loader),
-        "dtype": dtype,
-        "averaged": averaged.tolist(),
-        "gathered": gathered,
-        "warmup": warmup,
+    rank = torch.tensor(accelerator.process_index)
+    found = {
+        "dtype": str(next(model.parameters()).dtype),
+        "averaged": avg_losses_across_data_parallel_group([rank.float(), torch.tensor(1.0)]).tolist(),
+        "gathered": gather_across_data_parallel_groups({"a": rank})["a"].tolist(),
+        "warmup": get_args().lr_warmup_iters,
     }
+    return {**found, "losses": losses_of(accelerator, model, loader)}
 
 
 def on_copies(folder: Path) -> dict[str, Any]:
