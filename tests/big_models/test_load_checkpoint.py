@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import time
+from itertools import product
 from pathlib import Path
 
 import accelerate
@@ -28,14 +29,10 @@ MAKE = {"deep": lambda seed: seeded(Deep, seed=seed), "tied": lambda seed: seede
 def saved(tmp_path_factory):
     """Folders that each side wrote: whole and in shards, of both kinds."""
     folder = tmp_path_factory.mktemp("saved")
-    for package in (accelerate, accelerate_nb):
-        accelerator = package.Accelerator(cpu=True)
-        for name, make in MAKE.items():
-            for size in ("10GB", "shards"):
-                for safe in (True, False):
-                    path = folder / f"{package.__name__}-{name}-{size}-{safe}"
-                    limit = size if size == "10GB" else SHARD[name]
-                    accelerator.save_model(make(1), path, max_shard_size=limit, safe_serialization=safe)
+    for package, name, size, safe in product((accelerate, accelerate_nb), MAKE, ("10GB", "shards"), (True, False)):
+        path = folder / f"{package.__name__}-{name}-{size}-{safe}"
+        limit = size if size == "10GB" else SHARD[name]
+        package.Accelerator(cpu=True).save_model(MAKE[name](1), path, max_shard_size=limit, safe_serialization=safe)
     return folder
 
 

@@ -315,16 +315,12 @@ def test_what_was_saved_is_loaded_without_running_code(tmp_path: Path) -> None:
     torch.save({"array": np.arange(3, dtype=np.uint32), "tensor": torch.ones(2), "number": 3}, path)
     mine, expected = ours.load(path), theirs.load(path)
     assert mine["array"].tolist() == expected["array"].tolist() == [0, 1, 2]
-    torch.save({"an object": AnObject()}, path)
+    torch.save({"an object": Named()}, path)
     for load in (ours.load, theirs.load):
         with pytest.raises(Exception, match="Weights only load failed"):
             load(path)
-    assert isinstance(ours.load(path, weights_only=False)["an object"], AnObject)
+    assert isinstance(ours.load(path, weights_only=False)["an object"], Named)
     assert ours.load(path, "cpu", weights_only=False).keys() == {"an object"}
-
-
-class AnObject:
-    """Something that is no number."""
 
 
 def test_shared_weights_are_kept_once() -> None:
@@ -371,16 +367,16 @@ def test_constants_and_kinds_have_the_same_values() -> None:
         assert mine == {item.name: item.value for item in their_kind}, name
 
 
-def rank_variables() -> tuple[str | None, ...]:
-    return tuple(os.environ.get(name) for name in ("LOCAL_RANK", "RANK", "FORK_LAUNCHED"))
-
-
 @pytest.mark.parametrize("distributed_type", ["NO", "MULTI_CPU", "MULTI_GPU", "XLA"])
 def test_a_process_of_another_launcher_knows_its_rank(distributed_type: str) -> None:
-    seen: list[tuple[str | None, ...]] = []
+    seen: list[list[str | None]] = []
+
+    def note(mark: str) -> None:
+        seen.append([mark, *map(os.environ.get, ("LOCAL_RANK", "RANK", "FORK_LAUNCHED"))])
+
     for package in (theirs, ours):
         with package.clear_environment(), package.patch_environment(NPROC=2, NODE_RANK=3):
-            package.PrepareForLaunch(lambda mark: seen.append((mark, *rank_variables())), distributed_type)(1, "called")
+            package.PrepareForLaunch(note, distributed_type)(1, "called")
     assert seen[0] == seen[1]
     assert seen[0][0] == "called"
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from accelerate_nb import Accelerator, GradScalerKwargs
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.operations.sharded_tensors import local
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
 from accelerate_nb.runtime.world.world import World
@@ -47,10 +48,6 @@ def laid_out(values: torch.Tensor, name: str, mesh: Any) -> torch.Tensor:
     if name == "plain":
         return values
     return distribute_tensor(values, mesh, [Shard(0) if name == "sharded" else Replicate()])
-
-
-def local(gradient: Any) -> torch.Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def test_an_overflow_in_one_ranks_shard_is_known_to_all_and_gradients_of_every_layout_are_unscaled_once() -> None:
