@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import re
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from accelerate_nb.optimizer import AcceleratedOptimizer
 from accelerate_nb.runtime.world.registry import forget
 from accelerate_nb.scheduler import AcceleratedScheduler
 from accelerate_nb.transport.payload import FunctionCall, pack
+from accelerate_nb.utils import DummyOptim, DummyScheduler, MegatronLMDummyDataLoader, MegatronLMDummyScheduler
 from accelerate_nb.utils.dataclasses import AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
@@ -373,3 +375,19 @@ def clipped(peer: Peer) -> list[Any]:
 def test_gradients_are_clipped_as_accelerates_are(size: int) -> None:
     both = under_both(clipped, size)
     assert both.ours == both.theirs
+
+
+@pytest.mark.parametrize(
+    ("placeholder", "strategy"),
+    [
+        (DummyOptim([]), "deepspeed"),
+        (DummyScheduler(None), "deepspeed"),
+        (MegatronLMDummyScheduler(None), "megatron"),
+        (MegatronLMDummyDataLoader(), "megatron"),
+    ],
+    ids=lambda item: type(item).__name__,
+)
+def test_a_placeholder_that_no_strategy_takes_names_the_one_that_makes_it(placeholder: Any, strategy: str) -> None:
+    message = rf"a {type(placeholder).__name__}, a placeholder .* Pass strategy={re.escape(repr(strategy))}"
+    with pytest.raises(ConfigurationError, match=message):
+        Accelerator(cpu=True).prepare(placeholder)

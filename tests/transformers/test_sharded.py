@@ -1,4 +1,4 @@
-"""`Trainer` with sharded weights has the losses and norms that it has with copies."""
+"""`Trainer`, and trl's for supervised fine-tuning, have with sharded weights the losses that they have with copies."""
 
 import os
 from typing import Any
@@ -11,6 +11,15 @@ from tests.ranks import run_on_ranks
 from tests.runtime.strategies.tiny_llama import llama
 
 pytest.importorskip("transformers")
+OPTIONS: dict[str, Any] = {
+    "use_cpu": True, "per_device_train_batch_size": 2, "max_steps": 4, "logging_steps": 1, "report_to": [], "optim": "sgd",
+    "learning_rate": 0.1, "disable_tqdm": True,
+}  # fmt: skip
+
+
+def sharding(is_sharded: bool, **more: str) -> dict[str, Any]:
+    blocks = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], **more}
+    return {"fsdp": "full_shard auto_wrap", "fsdp_config": blocks} if is_sharded else {}
 
 
 def history(
@@ -20,12 +29,7 @@ def history(
     from transformers import Trainer, TrainingArguments
 
     tokens = torch.randint(0, 32, (16, 8), generator=torch.Generator().manual_seed(1))
-    blocks = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "state_dict_type": form}
-    settings: dict[str, Any] = {"fsdp": "full_shard auto_wrap", "fsdp_config": blocks} if sharded else {}
-    arguments = TrainingArguments(
-        folder, use_cpu=True, per_device_train_batch_size=2, max_steps=4, save_steps=2, logging_steps=1,
-        report_to=[], optim="sgd", learning_rate=0.1, disable_tqdm=True, **settings,
-    )  # fmt: skip
+    arguments = TrainingArguments(folder, save_steps=2, **OPTIONS, **sharding(sharded, state_dict_type=form))
     trainer = Trainer(llama(), arguments, train_dataset=[{"input_ids": row, "labels": row} for row in tokens])
     trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-2" if resumes else None)
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -54,3 +58,41 @@ def test_a_trainer_that_shards_goes_on_from_its_checkpoint(tmp_path, form: str, 
     assert (tmp_path / "checkpoint-2" / file).is_file()
     for number in (0, 1):
         assert again[number] == pytest.approx(first[number], abs=1e-6)
+
+
+def fine_tuned(folder: str, is_sharded: bool) -> tuple[list[float], str]:
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = {f"w{number}": number for number in range(30)} | {"<pad>": 30, "<end>": 31}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    texts = torch.randint(0, 30, (16, 8), generator=torch.Generator().manual_seed(1)).tolist()
+    more = {"save_strategy": "no", "max_length": 16, "gradient_checkpointing": False, "bf16": False}
+    arguments = SFTConfig(folder, **OPTIONS, **more, **sharding(is_sharded))
+    trainer = SFTTrainer(
+        llama(),
+        arguments,
+        train_dataset=Dataset.from_dict({"text": [" ".join(f"w{number}" for number in text) for text in texts]}),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>"),
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return losses, type(trainer.accelerator.strategy).__module__
+
+
+def test_supervised_fine_tuning_has_the_same_losses_with_copies_and_shards(tmp_path) -> None:
+    pytest.importorskip("trl")
+    copied, sharded = (
+        run_on_ranks(under_alias, 2, fine_tuned, str(tmp_path / str(shards)), shards) for shards in (False, True)
+    )
+    assert [item[1].split(".")[-1] for item in copied] == ["ddp", "ddp"]
+    assert "fsdp" in sharded[0][1]
+    assert len(copied[0][0]) == 4
+    assert copied[0][0][-1] < copied[0][0][0]
+    assert sharded[0][0] == pytest.approx(copied[0][0], abs=1e-4)

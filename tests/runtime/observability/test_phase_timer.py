@@ -20,7 +20,7 @@ from accelerate_nb.reports.summary import step_causes
 from accelerate_nb.runtime.observability import phase_timer
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from tests.ranks import run_on_ranks
-from tests.runtime.listener import Listener
+from tests.runtime.conftest import Listener
 
 # seconds: much longer than anything else that these steps do
 SLOW = 0.05
