@@ -54,10 +54,6 @@ class SequencePart:
             return parts[self.rank].contiguous()
         return torch.cat([parts[self.rank], parts[pieces - 1 - self.rank]], dim)
 
-    def positions(self, length: int, device: torch.device | None = None) -> Tensor:
-        """The positions, in sequences of this whole length, of what this rank has: int64 of shape (length / size,)."""
-        return self.cut(torch.arange(length, device=device), 0)
-
 
 def refuse_recurrent(model: Module, requested: str) -> None:
     """`ConfigurationError` for a model with layers whose state goes along the sequence, of which a process would have a part."""
@@ -407,8 +403,8 @@ class ContextParallel:
         keywords = dict(keywords)
         if isinstance(inputs, Tensor) and keywords.get("position_ids") is None:
             part = self.batches.part
-            positions = part.positions(inputs.shape[1] * part.size, inputs.device)
-            keywords["position_ids"] = positions.expand(inputs.shape[0], -1)
+            positions = torch.arange(inputs.shape[1] * part.size, device=inputs.device)
+            keywords["position_ids"] = part.cut(positions, 0).expand(inputs.shape[0], -1)
         labels = keywords.get("labels")
         if labels is not None and keywords.get("shift_labels") is None:
             found = self.batches.parts.get(labels)

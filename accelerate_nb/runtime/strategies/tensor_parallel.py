@@ -84,7 +84,6 @@ class LayerSplitter:
     def __init__(self, handler: TorchTensorParallelConfig | None = None) -> None:
         self._handler = handler or TorchTensorParallelConfig()
         self._losses = ExitStack()
-        self._losses_are_split = False
 
     def split(self, model: Module, mesh: DeviceMesh, weights: InitialWeights) -> None:
         """Split a model's layers over a mesh in place, by the plan given or its own; one that was loaded in parts stays as it is."""
@@ -113,9 +112,9 @@ class LayerSplitter:
                 f"loss_parallel=True was requested, but the plan of tp splits {type(model).__name__}'s {name} last, by {style!r}. The last "
                 f"layer has to be one of its own weights, with an output for each class, that is split by {_WHOLE_OUTPUTS[0]!r}."
             )
-        if not self._losses_are_split:
-            self._losses.enter_context(loss_parallel())
-            self._losses_are_split = True
+        # once for several models
+        self._losses.close()
+        self._losses.enter_context(loss_parallel())
         # a loss that the model computed itself is a plain tensor again
         model.register_forward_hook(
             lambda _model, _arguments, output: tree_map(
@@ -127,7 +126,6 @@ class LayerSplitter:
     def close(self) -> None:
         """Losses are computed as before."""
         self._losses.close()
-        self._losses_are_split = False
 
 
 def split_dimensions(model: Module) -> dict[str, int]:

@@ -33,9 +33,6 @@ from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import be_a_group
 from accelerate_nb.runtime.world.world import World
 
-# Of the mesh that torch shards over.
-_AXES = ("dp_replicate", "dp_shard")
-
 
 class FSDP(ShardedStrategy):
     """Every process has a part of each weight, its gradient and the optimizer's state; `dp_replicate` copies of the parts (HSDP)."""
@@ -152,7 +149,7 @@ class FSDP(ShardedStrategy):
         degrees, mesh = self.world.mesh, self.device_mesh
         if mesh is None or degrees.dp_shard * degrees.cp == 1:
             shape = (degrees.pp, degrees.dp_replicate, degrees.dp_shard)
-            mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("pp", *_AXES))
+            mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("pp", "dp_replicate", "dp_shard"))
         shards = [axis for axis in ("dp_shard", "cp") if axis in (mesh.mesh_dim_names or ())]
         if len(shards) == 2 and degrees.dp_replicate == 1:
             self._shard_mesh = mesh[tuple(shards)]._flatten("dp_shard_cp")
