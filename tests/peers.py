@@ -38,6 +38,14 @@ class Peer:
         return import_module(f"{self.name}.{path}")
 
 
+def say_that_ranks_have_devices(peer: Peer) -> None:
+    """Accelerate shards and splits nothing on a CPU otherwise, and says nothing of it; ours does."""
+    if not peer.is_ours:
+        state = peer.door("state")
+        state.PartialState(cpu=True)
+        state.PartialState._shared_state["distributed_type"] = peer.door("utils").DistributedType.MULTI_GPU
+
+
 def under_both(script: Callable[..., Any], world_size: int, *args: Any, limit: float = LIMIT) -> Both:
     """
     What `script(peer, *args)` returns on each of `world_size` ranks, with each package.

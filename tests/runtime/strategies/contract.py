@@ -33,6 +33,7 @@ OVERFLOWING_SAMPLE, OVERFLOWING_UNIT = 17, -1
 OVERFLOWS = [4, 10]
 _PAGE = Path(__file__).parents[3] / "docs" / "custom_strategy.md"
 Weights = list[list[float]]
+Refused = Mapping[str, tuple[Callable[[], None], type[Exception], str]]
 Arguments = Callable[[], dict[str, Any]]
 
 
@@ -371,6 +372,14 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 def _flat(state: Mapping[str, torch.Tensor]) -> Weights:
     return [tensor.cpu().flatten().tolist() for tensor in state.values()]
+
+
+def check_refused(cases: Refused) -> None:
+    """What is refused, by the errors and their texts, leaves nothing behind."""
+    for call, error, message in cases.values():
+        with pytest.raises(error, match=message):
+            call()
+        Accelerator(cpu=True).end_training()
 
 
 def difference(found: Sequence[Outcome], precision: str = "no", adamw: bool = False) -> float:

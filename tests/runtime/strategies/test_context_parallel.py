@@ -17,7 +17,7 @@ from accelerate_nb.errors import DataError
 from accelerate_nb.runtime.strategies.context_parallel import Ring
 from accelerate_nb.utils import TorchContextParallelConfig, TorchDynamoPlugin
 from tests.ranks import run_on_ranks
-from tests.runtime.strategies.contract import DDPWithoutMean
+from tests.runtime.strategies.contract import DDPWithoutMean, Refused, check_refused
 from tests.runtime.strategies.tiny_llama import llama
 
 LENGTH, ACCUMULATION = 16, 2
@@ -365,7 +365,7 @@ def recurrent(*layers: nn.Module) -> None:
 
 
 LEFT = {"input_ids": torch.zeros(1, 8), "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]])}
-REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
+REFUSED: Refused = {
     "mask": (partial(attend_with, masked), ConfigurationError, r"attends with a mask of shape \(8, 8\)"),
     "dropout": (partial(attend_with, dropping), ConfigurationError, "leaves out 10% of its weights"),
     "imported": (partial(attend_with, imported), ConfigurationError, "that was imported by this name"),
@@ -387,14 +387,6 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
 }
 
 
-def all_refused() -> None:
-    for call, error, message in REFUSED.values():
-        with pytest.raises(error, match=message):
-            call()
-        # what was refused leaves nothing behind
-        Accelerator(cpu=True).end_training()
-
-
 def test_what_parts_can_not_do_is_refused_on_all_processes() -> None:
     pytest.importorskip("transformers")
-    run_on_ranks(all_refused, 2)
+    run_on_ranks(check_refused, 2, REFUSED)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
 from accelerate_nb.utils import FullyShardedDataParallelPlugin
 from tests.ranks import run_on_ranks
-from tests.runtime.strategies.test_fsdp_as_accelerate import Net
+from tests.runtime.strategies.test_fsdp_as_accelerate import Net, whole
 
 ROUNDING: dict[str, float] = {"rtol": 0, "atol": 1e-6}
 STEPS = 4
@@ -46,10 +46,6 @@ def own(accelerator: Accelerator, batch: Tensor) -> Tensor:
 
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     return nn.functional.mse_loss(model(batch).float(), batch.flip(1))
-
-
-def whole(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value.detach().clone()
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.peers import Both, Peer, under_both
+from tests.peers import Both, Peer, say_that_ranks_have_devices, under_both
 
 ROUNDING: dict[str, float] = {"rtol": 0, "atol": 1e-6}
 FORMATS = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")
@@ -64,8 +64,7 @@ class Training:
         persistent: bool = True,
         **settings: Any,
     ) -> None:
-        if not peer.is_ours:
-            _say_that_ranks_have_devices(peer)
+        say_that_ranks_have_devices(peer)
         defaults = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
         plugin = peer.door("utils").FullyShardedDataParallelPlugin
         options: dict[str, Any] = {"fsdp_plugin": plugin(fsdp_version=2, **{**defaults, **settings})}
@@ -86,18 +85,18 @@ class Training:
                 self.accelerator.backward(loss)
                 if self.accelerator.sync_gradients:
                     norm = self.accelerator.clip_grad_norm_(self.model.parameters(), 0.3)
-                    norms.append(float(_whole(norm)))
+                    norms.append(float(whole(norm)))
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 losses.append(float(loss.detach()))
         return {"losses": losses, "norms": norms}
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: _whole(value) for name, value in self.accelerator.unwrap_model(self.model).state_dict().items()}
+        return {name: whole(value) for name, value in self.accelerator.unwrap_model(self.model).state_dict().items()}
 
     def momenta(self) -> list[Tensor]:
         group = self.optimizer.param_groups[0]["params"]
-        return [_whole(self.optimizer.state[weight]["momentum_buffer"]) for weight in group]
+        return [whole(self.optimizer.state[weight]["momentum_buffer"]) for weight in group]
 
     def use_format(self, name: str) -> None:
         plugin = self.accelerator.state.fsdp_plugin
@@ -111,15 +110,8 @@ class Training:
                 self.optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     return value.full_tensor().clone() if isinstance(value, DTensor) else copy.deepcopy(value)
-
-
-def _say_that_ranks_have_devices(peer: Peer) -> None:
-    """Accelerate trains plain copies on a CPU otherwise, and says nothing of it."""
-    state = peer.door("state")
-    state.PartialState(cpu=True)
-    state.PartialState._shared_state["distributed_type"] = peer.door("utils").DistributedType.MULTI_GPU
 
 
 def trains(peer: Peer, folder: str, settings: dict[str, Any], degrees: dict[str, int] | None = None) -> Any:
@@ -137,7 +129,7 @@ def trains(peer: Peer, folder: str, settings: dict[str, Any], degrees: dict[str,
     after = training.epoch()
     return {
         **found,
-        "state": {name: _whole(value) for name, value in state.items()},
+        "state": {name: whole(value) for name, value in state.items()},
         "class": [cls.__name__ for cls in type(accelerator.unwrap_model(training.model)).__mro__][:2],
         "type": accelerator.distributed_type.value,
         "numbers": [numbers, after],

@@ -16,6 +16,7 @@ from accelerate_nb.runtime.strategies.pipeline.pipelined_model import NAMES
 from accelerate_nb.utils import FullyShardedDataParallelPlugin, TorchDynamoPlugin, TorchPipelineParallelConfig
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies import pipeline_without_reductions
+from tests.runtime.strategies.contract import Refused, check_refused
 from tests.runtime.strategies.tiny_llama import batches, by_hand, llama, loaded
 
 needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
@@ -254,7 +255,7 @@ def unknown_schedule() -> None:
     Accelerator(cpu=True, **staged(schedule="1f2b")).prepare(eight_layers())
 
 
-REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
+REFUSED: Refused = {
     "skip": (
         partial(forward_of, Skip(reversed_calls=False), "third"),
         ConfigurationError,
@@ -282,16 +283,8 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
 }
 
 
-def all_refused() -> None:
-    for call, error, message in REFUSED.values():
-        with pytest.raises(error, match=message):
-            call()
-        # what was refused leaves nothing behind
-        Accelerator(cpu=True).end_training()
-
-
 def test_what_stages_can_not_do_is_refused_on_all_processes() -> None:
-    run_on_ranks(all_refused, 2)
+    run_on_ranks(check_refused, 2, REFUSED)
 
 
 def uneven_parts() -> list[float]:

@@ -6,26 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
-from tests.peers import Peer, under_both
+from tests.peers import Peer, say_that_ranks_have_devices, under_both
+from tests.runtime.strategies.test_fsdp_as_accelerate import whole
 from tests.runtime.strategies.tiny_llama import batches, by_hand, llama
 
 pytest.importorskip("transformers", minversion="5.0")
 
 
-def whole(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
 def trains(peer: Peer, folder: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
-    if not peer.is_ours:
-        # it takes no mesh on a CPU otherwise, and says nothing of it
-        state = peer.door("state")
-        state.PartialState(cpu=True)
-        state.PartialState._shared_state["distributed_type"] = peer.door("utils").DistributedType.MULTI_GPU
+    say_that_ranks_have_devices(peer)
     config = peer.door("parallelism_config").ParallelismConfig(tp_size=2)
     accelerator = peer.Accelerator(cpu=True, parallelism_config=config)
     with warnings.catch_warnings():
