@@ -2,7 +2,6 @@
 
 import re
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,14 +11,12 @@ from IPython.core.completer import provisionalcompleter
 from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.events.event_types import LogLine
-from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.run import LaunchFacts, Run
-from accelerate_nb.launching.session import CellControl, CellResult
+from accelerate_nb.launching.session import CellResult
 from accelerate_nb.notebook import magics
 from accelerate_nb.notebook.cells.commands import described
-from accelerate_nb.notebook.cells.session_manager import CellOutput, NotebookSession
-from tests.notebook.paper import Paper
+from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from tests.notebook.cells.test_cell_output import Desk
+from tests.notebook.paper import Paper, line
 from tests.reports.kept_run import keep
 
 
@@ -228,19 +225,12 @@ def test_the_last_lines_of_a_background_cell_come_before_those_of_the_next_cell(
             assert may_draw.wait(20)
             super().write(lines)
 
-    paper, view = LatePaper(), RunState(1)
-    tasks = SimpleNamespace(conductor=SimpleNamespace(view=view, log_file=None), stacks=None)
-    facts = LaunchFacts(
-        "Cell In[1]", "", Path("/runs/1"), 0.0, "all", 0.0, ranks=(0,), is_cell=True, outlives_wait=True
-    )
-    control = CellControl(tasks, facts, 1, 0, runs_code=True)
-    output = CellOutput(lambda: paper, [0])
-    run = Run(control, output)
-    run.follow()
-    view.apply(LogLine(0, "stdout", "late", 0.0))
-    control.ended = {0: CellResult(0)}
-    control.finish(None)
-    kept = NotebookSession(background=run, background_output=output)
+    desk = Desk(size=1, paper=LatePaper(), outlives_wait=True)
+    desk.run.follow()
+    desk.feed(line("late"))
+    desk.control.ended = {0: CellResult(0)}
+    desk.control.finish(None)
+    kept = NotebookSession(background=desk.run, background_output=desk.output)
     magic = magics.AccelerateCellMagic(None, kept, lambda: None)
     waiting = threading.Thread(target=magic._wait_for_background, args=(CellOptions(),), daemon=True)
     waiting.start()
@@ -248,4 +238,4 @@ def test_the_last_lines_of_a_background_cell_come_before_those_of_the_next_cell(
     assert waiting.is_alive()
     may_draw.set()
     waiting.join(20)
-    assert paper.texts == ["[0] late"]
+    assert desk.paper.texts == ["[0] late"]

@@ -8,24 +8,23 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.run import LaunchFacts, Run
 from accelerate_nb.launching.session import CellControl, CellResult
 from accelerate_nb.notebook.cells.session_manager import CellOutput
-from accelerate_nb.notebook.display.text_output import OutputLimits
 from tests.notebook.paper import Paper, line
-
-FOLDER = Path("/runs/1")
 
 
 class Desk:
     """A cell's output on paper, with a clock that is moved by hand."""
 
-    def __init__(self, size=2, *, bound=None, view=None, ranks=None, cursor=0, displays="main", prefix_template=None):
+    def __init__(self, size=2, *, paper=None, view=None, ranks=None, cursor=0, displays="main", outlives_wait=False):
         self.now = 100.0
-        self.paper = Paper(bound or OutputLimits())
+        self.paper = paper or Paper()
         self.view, ranks = view or RunState(size), tuple(ranks or range(size))
-        facts = LaunchFacts("Cell In[1]", "", FOLDER, 0.0, "all", 0.0, ranks=ranks, is_cell=True)
+        settings = {"ranks": ranks, "is_cell": True, "outlives_wait": outlives_wait}
+        facts = LaunchFacts("Cell In[1]", "", Path("/runs/1"), 0.0, "all", 0.0, **settings)
         tasks = SimpleNamespace(conductor=SimpleNamespace(view=self.view, log_file=None), stacks=None)
         self.control = CellControl(tasks, facts, 1, cursor, runs_code=True)
-        self.output = CellOutput(lambda: self.paper, ranks, prefix_template, displays, clock=lambda: self.now)
-        self.output.opened(Run(self.control, self.output))
+        self.output = CellOutput(lambda: self.paper, ranks, None, displays, clock=lambda: self.now)
+        self.run = Run(self.control, self.output)
+        self.output.opened(self.run)
 
     def feed(self, *events):
         for event in events:

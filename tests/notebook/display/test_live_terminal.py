@@ -29,7 +29,6 @@ from accelerate_nb.notebook.display.text import TextFrontEnd, standard_sink
 from accelerate_nb.notebook.display.text_output import LabelledLine
 from tests.notebook.paper import line, on_screen
 
-FOLDER = Path("/runs/1")
 BEGAN = 1_700_000_000.0
 # Whatever the clock says: what failed longer ago while others go on is told among the lines.
 JUST_NOW = 1e12
@@ -64,7 +63,7 @@ class CapturedStreams:
         self.front_end = TextFrontEnd(
             lambda: standard_sink(self.out, self.err, variables), is_command=True, clock=lambda: self.now, **options
         )
-        facts = {"view": self.view, "folder": FOLDER, "name": "train.py", "why": "", "started": BEGAN}
+        facts = {"view": self.view, "folder": Path("/runs/1"), "name": "train.py", "why": "", "started": BEGAN}
         self.front_end.opened(SimpleNamespace(**facts, request_stop=self.stop_requests.append))
 
     def feed(self, *events, after=1.0):
@@ -105,20 +104,13 @@ def test_the_ranks_that_were_requested_are_shown_and_one_alone_without_a_label(s
     assert captured.feed(*(line(str(rank), rank) for rank in range(size))).end()[0] == written
 
 
-def test_no_control_character_goes_into_a_pipe():
-    captured = CapturedStreams().feed(line("\x1b[31mred\x1b[0m\tand \x1b[2K\x1b[A\x07moved"), line("\x1b[A"), bar(0, 3))
-    for _ in range(50):
-        captured.feed(bar(0, 4), after=1.0)
+def test_no_control_character_goes_into_a_pipe_and_seldom_where_the_ranks_are():
+    captured = CapturedStreams().feed(line("\x1b[31mred\x1b[0m\tand \x1b[2K\x1b[A\x07moved"), line("\x1b[A"))
+    for done in range(100):
+        captured.feed(bar(0, done, 100))
     out, err = captured.end()
     assert out == ["[0] red\tand moved"]
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", "".join(err))
-
-
-def test_where_the_ranks_are_is_reported_seldom_in_a_pipe():
-    captured = CapturedStreams()
-    for done in range(100):
-        captured.feed(bar(0, done, 100), after=1.0)
-    _, err = captured.end()
     bars = [item for item in err if "train █" in item or "train ░" in item]
     assert 2 <= len(bars) <= 4
 
@@ -384,22 +376,6 @@ def test_something_rich_is_shown_as_its_text():
     assert captured.end()[0] == ["[0] a", "[0] b", "[1] <image/png>"]
 
 
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory):
-    """What a terminal of 72 columns shows of two ranks with bars and metrics, and how the command ended."""
-    folder = tmp_path_factory.mktemp("launched")
-    (folder / "train.py").write_text(TRAIN)
-    command = ["-m", "accelerate_nb", "launch", "--cpu", "-n", "2", "--folder", str(folder / "runs"), "train.py"]
-    environment = {**os.environ, "TERM": "xterm", "HOME": str(folder)}
-    child = pexpect.spawn(
-        sys.executable, command, cwd=folder, env=environment, dimensions=(24, 72), timeout=120, encoding="utf-8"
-    )
-    child.expect(pexpect.EOF)
-    child.close()
-    (run,) = kept_runs(folder / "runs")
-    return on_screen(child.before), child.before, child.exitstatus, run
-
-
 TRAIN = """
 from accelerate_nb import Accelerator
 from tqdm import tqdm
@@ -416,21 +392,26 @@ if accelerator.process_index == 1:
 """
 
 
-def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause(launched):
-    screen, raw, code, _ = launched
-    assert code == 1
+def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause_and_leaves_a_run_that_can_be_read_back(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = ["-m", "accelerate_nb", "launch", "--cpu", "-n", "2", "--folder", str(tmp_path / "runs"), "train.py"]
+    environment = {**os.environ, "TERM": "xterm", "HOME": str(tmp_path)}
+    child = pexpect.spawn(
+        sys.executable, command, cwd=tmp_path, env=environment, dimensions=(24, 72), timeout=120, encoding="utf-8"
+    )
+    child.expect(pexpect.EOF)
+    child.close()
+    screen = on_screen(child.before)
+    assert child.exitstatus == 1
     assert "[0-1] hello" in screen
-    assert re.search(r"train .*█.*/30", re.sub(r"\x1b\[[\d;]*m", "", raw))
+    assert re.search(r"train .*█.*/30", re.sub(r"\x1b\[[\d;]*m", "", child.before))
     headline = screen.index("✖ rank 1 stopped with ValueError: the end of rank 1")
     assert 'raise ValueError("the end of rank 1")' in screen[headline + 2]
     assert screen[headline + 3] == "ValueError: the end of rank 1"
     assert screen.count("ValueError: the end of rank 1") == 1
     assert any(item.startswith("  loss  ") for item in screen)
     assert screen[-2].startswith("All output: ")
-
-
-def test_a_real_launch_leaves_a_run_that_can_be_read_back(launched):
-    *_, run = launched
+    (run,) = kept_runs(tmp_path / "runs")
     assert (run.name, run.state, run.ranks, run.is_over) == ("train.py", "failed", 2, True)
     assert 0 < run.ended - run.started < 120
     assert run.error.startswith("rank 1 stopped with ValueError: the end of rank 1")

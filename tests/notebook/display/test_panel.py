@@ -2,10 +2,11 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from accelerate_nb.errors import AccelerateNbError, ConfigurationError, StateError
+from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.events.event_types import KnobValue, ProfiledOperation, ProfileRequested, StateChange, StepProfile
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display import panel
@@ -97,19 +98,12 @@ def test_a_log_is_fetched_whole_or_its_end_with_a_word_about_the_rest(tmp_path):
     assert end_of(tmp_path / "none", 10) == b""
 
 
-def refusing(error: AccelerateNbError):
-    def refuse(*_, **__):
-        raise error
-
-    return refuse
-
-
 def test_a_knob_is_set_and_a_refusal_is_the_reply():
     given = []
     run = SimpleNamespace(set_knob=lambda name, value: given.append((name, value)))
     assert reply(run, {"do": "knob", "name": "lr", "value": 0.5}) is None
     assert given == [("lr", 0.5)]
-    run = SimpleNamespace(set_knob=refusing(ConfigurationError("takes finite numbers")))
+    run = SimpleNamespace(set_knob=Mock(side_effect=ConfigurationError("takes finite numbers")))
     assert reply(run, {"do": "knob", "name": "lr", "value": "x"}) == (
         {"knob_error": {"name": "lr", "text": "takes finite numbers"}},
         [],
@@ -140,7 +134,7 @@ def test_a_profile_is_requested_and_its_trace_is_the_reply(tmp_path, monkeypatch
     monkeypatch.setattr(panel, "_MOST_OF_A_FILE", 2)
     message, files = reply(run, {"do": "trace", "rank": 1})
     assert (files, "too large" in message["profile_error"]) == ([], True)
-    run.profile = refusing(StateError("one is under way"))
+    run.profile = Mock(side_effect=StateError("one is under way"))
     assert reply(run, {"do": "profile", "ranks": None}) == ({"profile_error": "one is under way"}, [])
 
 

@@ -1,6 +1,7 @@
 """A run is shown in the way that its place can bear."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,20 +68,16 @@ def test_a_run_that_is_attached_is_shown_as_the_call_or_the_environment_requests
         display_settings(report="large")
 
 
-class Run:
-    """A run that nobody waits for."""
-
-    name, folder = "train", "/runs/1"
-
-    def __init__(self, state: Any) -> None:
-        self.view = RunState(1)
-        self.view.apply(StateChange(None, state, 1.0))
-        self.done = True
+def over(state: Any) -> Any:
+    """A run that has ended."""
+    view = RunState(1)
+    view.apply(StateChange(None, state, 1.0))
+    return SimpleNamespace(name="train", folder="/runs/1", view=view, done=True)
 
 
 @pytest.mark.parametrize(("state", "is_reported"), [("failed", True), ("finished", False), ("stopped", False)])
 def test_a_failure_that_nobody_waits_for_is_reported_though_nothing_is_shown(state, is_reported, capsys):
-    FailureOnly().follow(Run(state))  # type: ignore[arg-type]
+    FailureOnly().follow(over(state))
     for thread in threading.enumerate():
         if thread.name == "accelerate_nb panel":
             thread.join(10)
@@ -89,7 +86,7 @@ def test_a_failure_that_nobody_waits_for_is_reported_though_nothing_is_shown(sta
 
 def test_a_failure_that_somebody_waits_for_is_raised_there(capsys):
     nothing = FailureOnly()
-    nothing.opened(Run("failed"))  # type: ignore[arg-type]
+    nothing.opened(over("failed"))
     nothing.refresh()
     nothing.closed()
     assert capsys.readouterr() == ("", "")
