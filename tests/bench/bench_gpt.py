@@ -77,11 +77,7 @@ class GPT(nn.Module):
 
 
 def measure(shape: Shape, rounds: int, seconds: float = math.inf) -> list[Row]:
-    """
-    The speed of each loop; the loops take turns, so that all meet the same clock and temperature.
-
-    After so many seconds no further round begins, once there are two.
-    """
+    """The speed of each loop, in turns, of which a third or later one begins no more after so many seconds."""
     until = time.monotonic() + seconds
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loops: dict[str, Epoch] = {

@@ -86,17 +86,13 @@ def without_collector() -> Iterator[None]:
 
 
 def in_turns(ways: Mapping[str, Callable[[], T]], rounds: int, *, until: float = math.inf) -> dict[str, list[T]]:
-    """
-    What each way gives in each round; the way that comes first changes, so that all meet the same noise.
-
-    After that moment of the monotonic clock no further round begins, once there are two.
-    """
+    """What each way gives in each round, of which a third or later one begins no more after a moment of the monotonic clock."""
     names = list(ways)
     taken: dict[str, list[T]] = {name: [] for name in names}
     for turn in range(rounds):
         if turn > 1 and time.monotonic() > until:
             break
-        first = turn % len(names)
+        first = turn % len(names)  # another in each round, so that all meet the same noise
         for name in names[first:] + names[:first]:
             taken[name].append(ways[name]())
     return taken
