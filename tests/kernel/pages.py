@@ -75,8 +75,6 @@ class Page:
         self.until(lambda: len(self.shown) >= number)
         return self.panel
 
-    # ------------------------------------------------------------------------------------------ what a page would show
-
     def all_of(self, key: str, panel: str | None = None) -> list[Any]:
         """Everything that messages since the last reset say under a key, lists joined."""
         messages = self.messages[panel or self.panel]

@@ -94,8 +94,7 @@ def test_an_interrupt_of_an_awaiting_cell_ends_the_workers(kernel: Kernel, page:
     page.draw()
     page.until(lambda: "begin x" in page.lines())
     kernel.interrupt()
-    cell.wait()
-    assert cell.error is not None
+    assert cell.wait().error is not None
     assert kernel.value("[run.done, run.view.state]") == [True, "stopped"]
 
 
@@ -112,10 +111,8 @@ def test_a_failure_is_shown_and_raised_where_the_run_is_waited_for(kernel: Kerne
 
 
 def test_a_failure_of_a_run_that_is_not_shown_is_reported(kernel: Kernel) -> None:
-    cell = kernel.start(
-        "run = launch(train, ('broken',), {'fail': True}, num_processes=2, panel=False)\nrun.wait_until_over(None)"
-    )
-    cell.wait()
+    launch = "run = launch(train, ('broken',), {'fail': True}, num_processes=2, panel=False)"
+    cell = kernel.run(f"{launch}\nrun.wait_until_over(None)")
     Page(kernel).until(lambda: "train has failed in the background" in cell.stderr)
     assert not cell.displays[:-1]
 
@@ -146,8 +143,7 @@ def test_a_wait_that_gives_up_leaves_a_panel_that_lives_on(kernel: Kernel, page:
 
 
 def test_lines_of_a_run_that_is_followed_as_text_are_written_once(kernel: Kernel) -> None:
-    cell = kernel.start("run = launch(train, ('x',), num_processes=2, panel='text')\nrun.follow()")
-    cell.wait()
+    cell = kernel.run("run = launch(train, ('x',), num_processes=2, panel='text')\nrun.follow()")
     waited = kernel.ok("run.wait()")
     Page(kernel).until(lambda: cell.stdout.count("end x") == 2)
     assert "end x" not in waited.stdout

@@ -1,12 +1,6 @@
 """A worker that fails is told in the cell: which rank, why, and where in the notebook."""
 
-from tests.kernel.kernels import Cell, Kernel
-
-
-def raised(cell: Cell) -> str:
-    """The text of what a cell raised, whose notebook traceback must be short."""
-    assert len(cell.failure.traceback.splitlines()) < 40, cell.failure.traceback
-    return cell.failure.text
+from tests.kernel.kernels import Kernel
 
 
 def test_the_error_shows_the_lines_of_the_cell(kernel: Kernel) -> None:
@@ -23,7 +17,8 @@ def test_the_error_shows_the_lines_of_the_cell(kernel: Kernel) -> None:
         time.sleep(60)
     notebook_launcher(fails, num_processes=2)
     """)
-    text = raised(cell)
+    text = cell.failure.text
+    assert len(cell.failure.traceback.splitlines()) < 40, cell.failure.traceback
     assert cell.failure.name == "KeyError"
     # for a debugger
     assert kernel.value("__import__('sys').last_type.__name__") == "KeyError"
@@ -41,7 +36,7 @@ def test_an_uncaught_error_reports_its_causes_once(kernel: Kernel) -> None:
             raise ValueError("the second") from error
     notebook_launcher(fails, num_processes=2)
     """)
-    raised(cell)
+    assert len(cell.failure.traceback.splitlines()) < 40, cell.failure.traceback
     assert cell.failure.traceback.count("KeyError: 'the first'") == 1
 
 

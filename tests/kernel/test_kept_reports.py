@@ -1,6 +1,5 @@
 """The reports that stay in a notebook's file: small ones on request, and those of notebooks that nobody watches."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.kernel.pages import VIEW
+from tests.processes import python
 
 TRAIN = """
 from accelerate_nb import notebook_launcher
@@ -23,15 +23,8 @@ def train():
 def test_a_notebook_that_nbconvert_executes_keeps_its_lines_and_then_the_report(tmp_path: Path) -> None:
     cells = [TRAIN, "notebook_launcher(train, num_processes=1, cpu=True)"]
     nbformat.write(new_notebook(cells=[new_code_cell(text) for text in cells]), tmp_path / "nightly.ipynb")
-    words = ["jupyter", "nbconvert", "--to", "notebook", "--execute", "--inplace", "nightly.ipynb"]
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name(words[0])), *words[1:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = ["--to", "notebook", "--execute", "--inplace", "nightly.ipynb"]
+    done = python(Path(sys.executable).with_name("jupyter"), "nbconvert", *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     executed = nbformat.read(tmp_path / "nightly.ipynb", as_version=4)
     assert "widgets" not in executed.metadata

@@ -52,17 +52,19 @@ def fresh(tmp_path: Path) -> Iterator[Kernel]:
         yield running
 
 
-def running_panel(kernel: Kernel, code: str = LAUNCH) -> tuple[Cell, Page]:
+def running_panel(kernel: Kernel, code: str = LAUNCH, *, acknowledges: bool = True) -> tuple[Cell, Page]:
     """A cell that trains, and a page that has drawn its panel and was told of it."""
     kernel.ok(TRAIN)
-    page = Page(kernel)
+    page = Page(kernel, acknowledges=acknowledges)
     cell = kernel.start(code)
     page.draw()
     page.until(page.lines)
     return cell, page
 
 
-# ------------------------------------------------------------------------------------------------- on every ipykernel
+def kill(cell: Cell, page: Page) -> None:
+    page.send({"do": "kill"})
+    cell.wait()
 
 
 def test_messages_reach_the_page_and_the_kernel_while_the_cell_runs(any_kernel: Kernel) -> None:
@@ -73,8 +75,7 @@ def test_messages_reach_the_page_and_the_kernel_while_the_cell_runs(any_kernel: 
     page.until(lambda: page.all_of("stacks"))
     assert "time.sleep(0.02)" in page.all_of("stacks")[0]["text"]
     page.send({"do": "stop"})
-    cell.wait()
-    assert cell.error is not None
+    assert cell.wait().error is not None
     assert page.state() == "stopped"
 
 
@@ -116,18 +117,17 @@ def test_a_page_that_is_loaded_anew_gets_its_widgets_while_the_cell_runs(any_ker
     assert page.panel in next(state for state in states if state.get("method") == "update_states")["states"]
     # a slow page requests each widget's state on the widget's own comm, and takes nothing but a reply to that
     parents: list[str] = []
-    any_kernel.listeners.append(
-        lambda message: (
+
+    def listen(message: dict) -> None:
+        data = message["content"].get("data", {})
+        if data.get("method") == "update" and data["state"]:
             parents.append(message["parent_header"].get("msg_id", ""))
-            if message["content"].get("data", {}).get("method") == "update" and message["content"]["data"]["state"]
-            else None
-        )
-    )
+
+    any_kernel.listeners.append(listen)
     request = any_kernel.send("comm_msg", {"comm_id": page.panel, "data": {"method": "request_state"}})
     page.until(lambda: request in parents, 10)
     assert not cell.done
-    page.send({"do": "kill"})
-    cell.wait()
+    kill(cell, page)
 
 
 def test_cells_that_wait_run_afterwards_in_their_order(any_kernel: Kernel) -> None:
@@ -147,8 +147,7 @@ def test_cells_that_wait_run_afterwards_in_their_order(any_kernel: Kernel) -> No
 def test_an_interrupt_ends_a_run_that_a_panel_shows(any_kernel: Kernel) -> None:
     cell, page = running_panel(any_kernel)
     any_kernel.interrupt()
-    cell.wait()
-    assert cell.failure.name == "KeyboardInterrupt"
+    assert cell.wait().failure.name == "KeyboardInterrupt"
     page.until(lambda: page.state() == "stopped")
     assert any_kernel.ok("1 + 1").done
 
@@ -161,9 +160,6 @@ def test_messages_of_a_background_run_reach_the_page_and_the_kernel(any_kernel: 
     page.send({"do": "stop"})
     page.until(lambda: page.state() == "stopped")
     assert any_kernel.run("run.wait()").error is not None
-
-
-# ------------------------------------------------------------------------------------------------- on the installed one
 
 
 def test_without_a_page_the_run_is_shown_as_html_until_one_comes(fresh: Kernel) -> None:
@@ -179,8 +175,7 @@ def test_without_a_page_the_run_is_shown_as_html_until_one_comes(fresh: Kernel) 
     page.hello()
     page.until(lambda: VIEW in cell.displays[0])
     page.until(page.lines)
-    page.send({"do": "kill"})
-    cell.wait()
+    kill(cell, page)
     assert VIEW not in cell.displays[0]
 
 
@@ -208,17 +203,12 @@ def test_a_page_that_is_loaded_anew_is_sent_everything_again_and_a_second_view_n
     page.hello()
     page.until(lambda: resets() == 2)
     assert page.lines()[0].startswith("round 0")
-    page.send({"do": "kill"})
-    cell.wait()
+    kill(cell, page)
 
 
 def test_a_page_that_does_not_answer_is_sent_no_more_until_it_does(kernel: Kernel) -> None:
-    kernel.ok(TRAIN)
     kernel.ok("from accelerate_nb.notebook.display import panel\npanel._BACKLOG_TIMEOUT = 6.0")
-    page = Page(kernel, acknowledges=False)
-    cell = kernel.start(LAUNCH)
-    page.draw()
-    page.until(page.lines)
+    cell, page = running_panel(kernel, acknowledges=False)
     messages = lambda: page.messages[page.panel]  # noqa: E731
 
     def is_quiet() -> bool:
@@ -234,8 +224,7 @@ def test_a_page_that_does_not_answer_is_sent_no_more_until_it_does(kernel: Kerne
     page.until(lambda: len(messages()) > count)
     numbers = [item["seq"] for item in messages()]
     assert numbers == list(range(1, len(numbers) + 1))
-    page.send({"do": "kill"})
-    cell.wait()
+    kill(cell, page)
     kernel.ok("panel._BACKLOG_TIMEOUT = 20.0")
 
 
@@ -247,19 +236,17 @@ def test_a_whole_log_is_fetched(kernel: Kernel) -> None:
     assert page.all_of("file")[0] == {"name": "rank_1.log"}
     page.send({"do": "log", "rank": "../../secret"})
     page.send({"do": "nonsense"})
-    page.send({"do": "kill"})
-    cell.wait()
+    kill(cell, page)
     assert len(page.buffers) == 1
 
 
 def test_what_a_rank_displays_is_shown_under_the_panel(kernel: Kernel) -> None:
-    code = """
-        def show():
-            from IPython.display import HTML, display
-            display(HTML("<b>figure</b>"))
-        notebook_launcher(show, num_processes=1)
-    """
-    cell = kernel.ok(code)
+    cell = kernel.ok("""
+    def show():
+        from IPython.display import HTML, display
+        display(HTML("<b>figure</b>"))
+    notebook_launcher(show, num_processes=1)
+    """)
     assert [display.get("text/html") for display in cell.displays][1:] == ["<b>figure</b>"]
 
 
@@ -303,11 +290,9 @@ def test_a_failure_that_the_panel_shows_is_one_line_under_it(
     page.draw()
     page.until(lambda: page.all_of("run"))
     (tmp_path / "gate").touch()
-    error, again = cell.wait().error, kernel.run("%tb").error
-    assert error is not None
+    error, again = cell.wait().failure, kernel.run("%tb").failure
     line = r"KeyError: rank \d stopped with KeyError: 'no such thing' \(the run's panel has [^)]*\)"
     assert re.fullmatch(line + re.escape(follows), error.traceback)
     assert "All output: " in error.text
-    assert again is not None
     assert 'raise KeyError("no such thing")' in again.traceback
     kernel.ok("%accelerate stop")

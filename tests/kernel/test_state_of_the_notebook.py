@@ -88,26 +88,15 @@ def test_a_module_that_was_edited_is_the_new_one_in_the_next_launch(kernel: Kern
 
 
 def held(kernel: Kernel) -> Counter[str]:
-    """What the kernel and its supervisor hold that a launch could leak, counted by kind."""
-    processes = [psutil.Process(kernel.pid), kernel.supervisor()]
-    counted = Counter(name for process in processes for name in descriptors(process))
-    return counted + Counter(
-        {
-            "a process": len(kernel.workers()),
-            "a thread": sum(process.num_threads() for process in processes),
-            "a connection": sum(len(process.net_connections("all")) for process in processes),
-        }
-    )
-
-
-def descriptors(process: psutil.Process) -> list[str]:
-    """What a process has open: `socket`, `pipe`, `/memfd` and such, and files by their names."""
-    folder = Path(f"/proc/{process.pid}/fd")
-    found = []
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # closed while it was looked at
-            found.append(os.readlink(path).partition(":")[0])
-    return found
+    """What the kernel and its supervisor hold that a launch could leak, counted by kind: descriptors by names as `socket`."""
+    counted = Counter({"a process": len(kernel.workers())})
+    for process in (psutil.Process(kernel.pid), kernel.supervisor()):
+        counted["a thread"] += process.num_threads()
+        counted["a connection"] += len(process.net_connections("all"))
+        for path in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed while it was looked at
+                counted[os.readlink(path).partition(":")[0]] += 1
+    return counted
 
 
 def grown(kernel: Kernel, before: Counter[str], launches: int) -> dict[str, int]:
