@@ -103,11 +103,6 @@ def test_a_flag_of_tpus_without_one_changes_nothing_and_reports_it(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_any_program_is_refused_there(capsys):
-    assert main(["launch", "--tpu", "--no_python", "ls"]) == 2
-    assert "--no_python was given for a launch through torch_xla" in capsys.readouterr().err
-
-
 # --------------------------------------------------------------------------------------------------------------- a pod
 
 
@@ -126,6 +121,7 @@ def test_what_a_pods_machines_run_requests_what_was_requested_here(tmp_path, cap
     words = ["--config_file", file_of(tmp_path, main_training_function="go", downcast_bf16="yes"), "--timeout", "9"]
     launcher = request_of(*words)
     assert launcher.is_for_a_pod
+    assert not request_of(*words, "--no_tpu_cluster").is_for_a_pod
     line = printed(capsys, "launch", *words, "-m", "package.train", "x")
     environment, assignment, *command = shlex.split(line[-1])
     assert (environment, assignment, command[:2]) == ("env", "A=1", ["accelerate-nb", "launch"])
@@ -155,15 +151,6 @@ def test_a_shell_takes_the_line_apart_as_it_was_written(tmp_path, capsys):
 def test_a_notebook_is_launched_on_a_pod_with_its_parameters_behind_it(capsys):
     line = printed(capsys, "launch", "--tpu", "--tpu-name", "mine", "train.ipynb", "--", "--lr", "1")
     assert shlex.split(line[-1])[-4:] == ["train.ipynb", "--", "--lr", "1"]
-
-
-def test_the_machines_of_a_pod_launch_for_themselves(tmp_path):
-    assert not request_of("--config_file", file_of(tmp_path), "--no_tpu_cluster").is_for_a_pod
-
-
-def test_a_pod_without_a_name_is_an_error(capsys):
-    assert main(["launch", "--tpu", "--tpu_cluster", "train.py"]) == 2
-    assert "no pod was named. Name it with --tpu-name" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------------- tpu-config
@@ -203,11 +190,13 @@ def test_this_package_is_what_it_installs(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--command", "ls"], "no pod was named"),
-        (["--tpu_name", "mine"], "no command was given"),
-        (["--tpu_name", "mine", "--command_file", "gone.sh"], "gone.sh can't be read"),
+        (["tpu-config", "--command", "ls"], "no pod was named"),
+        (["tpu-config", "--tpu_name", "mine"], "no command was given"),
+        (["tpu-config", "--tpu_name", "mine", "--command_file", "gone.sh"], "gone.sh can't be read"),
+        (["launch", "--tpu", "--tpu_cluster", "train.py"], "no pod was named. Name it with --tpu-name"),
+        (["launch", "--tpu", "--no_python", "ls"], "--no_python was given for a launch through torch_xla"),
     ],
 )
-def test_what_is_missing_is_named(capsys, words, message):
-    assert main(["tpu-config", *words]) == 2
+def test_what_is_missing_or_can_not_be_is_named(capsys, words, message):
+    assert main(words) == 2
     assert message in capsys.readouterr().err

@@ -142,27 +142,21 @@ def shell() -> InteractiveShell:
     sys.modules["__main__"], sys.excepthook = main, excepthook
 
 
-class Done:
-    """What a program left behind."""
-
-    def __init__(self, names: dict[str, Any], output: str, folder: Path) -> None:
-        self.names = {
+def left_behind(names: dict[str, Any], output: str, folder: Path) -> dict[str, Any]:
+    """What a program left behind: its names, its output, files, where it is, and variables of the environment."""
+    return {
+        "names": {
             name: plainly(value)
             for name, value in names.items()
             if not name.startswith("_") and name not in HIDDEN and not callable(value)
-        }
-        self.output = MEASURED.sub("TIME", re.sub(r"\x1b\[[\d;]*m", "", output.replace("\r\n", "\n"))).split("\n")
-        self.files = {
+        },
+        "output": MEASURED.sub("TIME", re.sub(r"\x1b\[[\d;]*m", "", output.replace("\r\n", "\n"))).split("\n"),
+        "files": {
             str(path.relative_to(folder)): path.read_text() if path.is_file() else None for path in folder.rglob("*")
-        }
-        self.folder = os.path.relpath(os.getcwd(), folder)
-        self.environment = {name: value for name, value in os.environ.items() if name.startswith("NB_TEST")}
-
-    def __eq__(self, other: object) -> bool:
-        return vars(self) == vars(other)
-
-    def __repr__(self) -> str:
-        return repr(vars(self))
+        },
+        "folder": os.path.relpath(os.getcwd(), folder),
+        "environment": {name: value for name, value in os.environ.items() if name.startswith("NB_TEST")},
+    }
 
 
 HIDDEN = {"In", "Out", "exit", "quit", "get_ipython", "open", "os", "json", "nb_shell"}
@@ -182,16 +176,16 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.delenv(name)
 
 
-def in_ipython(shell: InteractiveShell, cell: str, folder: Path) -> Done:
+def in_ipython(shell: InteractiveShell, cell: str, folder: Path) -> dict[str, Any]:
     shell.reset(new_session=False)
     output = io.StringIO()
     with redirect_stdout(output):
         result = shell.run_cell(cell)
     assert result.success, output.getvalue()
-    return Done(shell.user_ns, output.getvalue(), folder)
+    return left_behind(shell.user_ns, output.getvalue(), folder)
 
 
-def as_script(cell: str, folder: Path) -> Done:
+def as_script(cell: str, folder: Path) -> dict[str, Any]:
     translated = plain(cell)
     assert not translated.problems
     names: dict[str, Any] = {"__name__": "__main__", "nb_shell": nb_shell, "get_ipython": get_ipython}
@@ -199,18 +193,18 @@ def as_script(cell: str, folder: Path) -> Done:
     source = "" if translated.left_out else translated.source
     with redirect_stdout(output):
         exec(compile(source, "<script>", "exec"), names)
-    return Done(names, output.getvalue(), folder)
+    return left_behind(names, output.getvalue(), folder)
 
 
 @pytest.mark.parametrize("cell", ALIKE.values(), ids=ALIKE.keys())
 def test_a_cell_does_in_a_script_what_it_does_in_ipython(
     cell: str, shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def done(run: Callable[[str, Path], Done], folder: Path) -> Done:
+    def done(run: Callable[[str, Path], dict[str, Any]], folder: Path) -> dict[str, Any]:
         with monkeypatch.context() as patch:
             clean_environment(patch, folder)
             left = run(cell, folder)
-        for name in left.environment:
+        for name in left["environment"]:
             monkeypatch.delenv(name, raising=False)
         return left
 

@@ -118,20 +118,15 @@ def test_a_launch_leaves_its_report_with_a_row_for_each_rank_and_no_widget(execu
     assert "a line of rank 1" in report.data["text/html"]
     assert executed.cells[4].outputs[1].data["text/plain"] == "2"
     assert "widgets" not in executed.metadata
+    # so does a run in the background, in the cell that began it
+    assert "✔ finished" in executed.cells[7].outputs[0].data["text/plain"]
 
 
-def test_what_the_notebook_sets_itself_wins(executed):
+def test_settings_hold_for_cells_on_every_rank_and_what_the_notebook_sets_itself_wins(executed):
+    assert "[0-1] size 2\n" in printed(executed.cells[6])
     assert [output.output_type for output in executed.cells[5].outputs][-1] == "execute_result"
     assert "a line of rank 0" in printed(executed.cells[5])
     assert executed.cells[5].outputs[-1].data["text/plain"] == "1"
-
-
-def test_settings_hold_for_cells_on_every_rank(executed):
-    assert "[0-1] size 2\n" in printed(executed.cells[6])
-
-
-def test_a_run_in_the_background_leaves_its_report_in_the_cell_that_began_it(executed):
-    assert "✔ finished" in executed.cells[7].outputs[0].data["text/plain"]
 
 
 def test_tags_let_a_cell_raise_or_be_skipped(executed):
