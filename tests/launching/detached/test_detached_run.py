@@ -227,20 +227,18 @@ def test_the_socket_is_its_users_alone_and_works_at_a_long_path(tmp_path):
 
 
 def test_where_a_folder_holds_no_sockets_another_place_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(socket.socket, "bind", _only_in_temporary_folders(socket.socket.bind, tmp_path))
+    bind = socket.socket.bind
+
+    def bind_elsewhere(sock, address):
+        if str(address).startswith(str(tmp_path)):
+            raise OSError(95, "Operation not supported")
+        return bind(sock, address)
+
+    monkeypatch.setattr(socket.socket, "bind", bind_elsewhere)
     with closing(ControlServer(tmp_path)) as control:
         assert control.path.parent != tmp_path
         assert stat.S_IMODE(control.path.parent.stat().st_mode) == 0o700
     assert not control.path.parent.exists()
-
-
-def _only_in_temporary_folders(bind, refused):
-    def bound(sock, address):
-        if str(address).startswith(str(refused)):
-            raise OSError(95, "Operation not supported")
-        return bind(sock, address)
-
-    return bound
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -44,6 +44,7 @@ def where(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """The settings of two ranks on each choice of agents."""
     if request.param == "over streams":
         request.getfixturevalue("far_nodes")
+    assert issubclass(node_pool.LocalNodes, FarNodes) == (request.param == "over streams")
     yield {**TWO_NODES, "num_nodes": 1 if request.param == "in this process" else 2, "engine": "local"}
     node_pool.close_nodes()
 
