@@ -145,8 +145,7 @@ def test_a_knob_without_a_panel_keeps_its_value():
 def evaluates(folder):
     accelerator = Accelerator(cpu=True)
     accelerator.knob("lr", 0.1)
-    while not Path(folder, "go").exists():
-        time.sleep(0.01)
+    until(Path(folder, "go").exists)
     return accelerator.knob("lr", 0.1).value
 
 

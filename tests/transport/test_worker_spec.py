@@ -16,6 +16,7 @@ from accelerate_nb.transport.worker_spec import (
     WorkerSpec,
     current_environment,
 )
+from tests.processes import python
 
 SPEC = WorkerSpec(
     rank_info=RankInfo(
@@ -89,13 +90,8 @@ def test_a_rank_info_holds_what_torchrun_sets():
 
 def test_a_rank_info_holds_every_variable_that_torchrun_sets():
     """Asked of torchrun itself, on one process of one machine."""
-    names = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node=1", "env"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    ).stdout
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node=1")
+    names = python(*torchrun, "env", limit=100, check=True).stdout
     theirs = {line.partition("=")[0] for line in names.splitlines()}
     wanted = {
         item for item in theirs if item.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_", "WORLD_"))
