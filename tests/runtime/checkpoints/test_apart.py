@@ -160,9 +160,14 @@ elif how == "raises":
 """
 
 
-def runs_with_a_rank_that(how: str, folder: Path) -> str:
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
+@pytest.mark.parametrize("how", ["is killed", "raises", "ends"])
+def test_a_checkpoint_that_lacks_the_files_of_a_dead_rank_does_not_appear_and_one_of_ranks_that_ended_does(
+    tmp_path: Path, how: str
+) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    words, pipe = [sys.executable, "-c", SCRIPT, str(folder), how], subprocess.PIPE
+    words, pipe = [sys.executable, "-c", SCRIPT, str(tmp_path), how], subprocess.PIPE
     places = [{**os.environ, **rank_variables(rank, 2, store.port)} for rank in range(2)]
     main, other = (
         subprocess.Popen(words, env=place, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
@@ -175,16 +180,6 @@ def runs_with_a_rank_that(how: str, folder: Path) -> str:
         finally:
             main.kill()
             other.kill()
-    return output
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
-@pytest.mark.parametrize("how", ["is killed", "raises", "ends"])
-def test_a_checkpoint_that_lacks_the_files_of_a_dead_rank_does_not_appear_and_one_of_ranks_that_ended_does(
-    tmp_path: Path, how: str
-) -> None:
-    output = runs_with_a_rank_that(how, tmp_path)
     assert ("Rank 1 has died before it wrote its files" in output) == (how != "ends") == bool(output)
     assert (tmp_path / "first" / "checkpoint.json").exists()
     assert (tmp_path / "second").exists() == (tmp_path / "second" / "checkpoint.json").exists() == (how == "ends")

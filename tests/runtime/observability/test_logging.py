@@ -94,13 +94,10 @@ def around(peer: Peer) -> list[str]:
     """Which functions are said to have written lines, with `stacklevel` and through a logger around the logger."""
     peer.PartialState(cpu=True)
     seen: list[str] = []
-
-    class Noting(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            seen.append(record.funcName)
-
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.funcName)  # type: ignore[method-assign]
     logger = peer.door("logging").get_logger("around", log_level="info")
-    logger.logger.addHandler(Noting())
+    logger.logger.addHandler(handler)
 
     def helper() -> None:
         Wrapped(logger, {}).info("through")
@@ -121,13 +118,11 @@ def test_a_logger_around_ours_counts_as_around_accelerates() -> None:
 def in_turn(rounds: int) -> list[int]:
     state = PartialState(cpu=True)
     moments: list[int] = []
-
-    class MomentHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            moments.append(time.monotonic_ns())  # of the machine, so that all its processes read the same clock
-
+    handler = logging.Handler()
+    # of the machine, so that all its processes read the same clock
+    handler.emit = lambda _: moments.append(time.monotonic_ns())  # type: ignore[method-assign]
     logger = get_logger("turns", log_level="info")
-    logger.logger.addHandler(MomentHandler())
+    logger.logger.addHandler(handler)
     for _ in range(rounds):
         logger.info("mine", in_order=True)
     assert state.num_processes == 2
