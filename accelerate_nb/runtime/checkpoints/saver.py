@@ -139,7 +139,7 @@ class Saver:
             own = [file for file in files if not isinstance(file, LastFile)]
             written = write_files(own, paths.draft, threads=threads)
         except CheckpointError as error:
-            agreement.finish(f"{error} What was there before is unchanged.", commit)  # raises it, on all
+            agreement.finish(f"{error}. What was there before is unchanged.", commit)  # raises it, on all
             raise
         except BaseException:
             with suppress(CheckpointError):  # the others receive the reason; here it stays an interrupt
@@ -430,6 +430,8 @@ class OtherProcessCommit(SingleProcessCommit):
     def begin(self, clear: Callable[[], None]) -> bool:
         try:
             takes_part = self._find()
+        except CheckpointError:
+            raise
         except RuntimeError as error:
             raise CheckpointError(
                 f"{self._folder} was not written: the main process does not save, or is gone. {error}"

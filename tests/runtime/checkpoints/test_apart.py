@@ -235,6 +235,21 @@ def test_a_failed_save_is_an_error_on_every_process_leaves_the_former_one_and_th
         assert {f"random_states_{rank}.pkl" for rank in range(3)} <= set(names)
 
 
+def has_no_folder(folder: str) -> str:
+    accelerator, _ = training(folder, False)
+    Path(folder, "file").touch()
+    with pytest.raises(CheckpointError) as failure:
+        accelerator.save_state(f"{folder}/file/last")
+    return str(failure.value)
+
+
+def test_a_folder_that_cannot_be_made_is_the_reason_on_every_process(tmp_path: Path) -> None:
+    main, other = run_on_ranks(has_no_folder, 2, str(tmp_path))
+    reason = main.partition(": ")[2]
+    assert "Not a directory" in reason
+    assert other == f"{tmp_path}/file/last was not written: another process failed. {reason}"
+
+
 def is_interrupted(folder: str, who: int) -> tuple[str, str]:
     accelerator, model = training(folder, False)
     accelerator.save_state(f"{folder}/last")
