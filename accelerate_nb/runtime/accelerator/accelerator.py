@@ -6,7 +6,8 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn, TypeVar, get_args
 from uuid import uuid4
@@ -59,6 +60,7 @@ from accelerate_nb.runtime.world.state import AcceleratorState, join
 
 T = TypeVar("T")
 H = TypeVar("H", bound=KwargsHandler)
+C = TypeVar("C", DataLoaderConfiguration, ProjectConfiguration)
 
 _HANDLERS = (
     AutocastKwargs,
@@ -299,9 +301,7 @@ def resolve_accumulation(
 ) -> GradientAccumulationPlugin:
     """The accumulation of gradients: that of the plugin, else the launcher's number of steps, else `steps`."""
     if plugin is None:
-        return GradientAccumulationPlugin(
-            num_steps=steps if launcher.accumulation_steps is None else launcher.accumulation_steps
-        )
+        return GradientAccumulationPlugin(num_steps=_micro_steps(steps, launcher.accumulation_steps))
     if steps != 1:
         raise ConfigurationError(
             "You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`. "
@@ -310,11 +310,32 @@ def resolve_accumulation(
     return plugin
 
 
+def _micro_steps(given: Any, launched: int | None) -> int:
+    """The number of micro-steps in a step: the launcher's, else the one given, which may be a text or a float as in Accelerate."""
+    with suppress(TypeError, ValueError):
+        if (steps := int(given if launched is None else launched)) >= 1:
+            return steps
+    raise ConfigurationError(
+        f"gradient_accumulation_steps={given!r} was given, and a whole number is needed. Pass one that is at least 1."
+    )
+
+
+def _settings(given: C | None, settings_type: type[C], argument: str) -> C:
+    """The object of settings that was given, or one of defaults; an error for what lacks any of them, such as a dictionary."""
+    found = settings_type() if given is None else given
+    if not all(hasattr(found, setting.name) for setting in fields(settings_type)):
+        name = settings_type.__name__
+        raise ConfigurationError(
+            f"{argument} should be a {name} of accelerate_nb.utils, but is {given!r:.200}. Pass {argument}={name}(...)."
+        )
+    return found
+
+
 def resolve_loaders(
     configuration: DataLoaderConfiguration | None, split_batches: bool | None
 ) -> DataLoaderConfiguration:
     """The configuration of loaders, with `split_batches` where that was given beside it."""
-    found = configuration or DataLoaderConfiguration()
+    found = _settings(configuration, DataLoaderConfiguration, "dataloader_config")
     return found if split_batches is None else replace(found, split_batches=split_batches)
 
 
@@ -322,7 +343,7 @@ def resolve_project(
     configuration: ProjectConfiguration | None, folder: str | os.PathLike[str] | None
 ) -> ProjectConfiguration:
     """The configuration of the project, which gets `folder` where it has none."""
-    found = configuration or ProjectConfiguration()
+    found = _settings(configuration, ProjectConfiguration, "project_config")
     if folder is not None and found.project_dir is None:
         found.set_directories(os.fspath(folder))
     return found

@@ -131,10 +131,16 @@ def test_what_cannot_be_is_refused_at_once_and_the_environment_is_obeyed(monkeyp
         ({"mixed_precision": "bf15"}, "'no', 'fp8', 'fp16', 'bf16'"),
         ({"fsdp_plugin": object()}, "must be a FullyShardedDataParallelPlugin"),
         ({"kwargs_handlers": [object()]}, "Unsupported kwargs handler passed"),
+        ({"gradient_accumulation_steps": "four"}, "gradient_accumulation_steps='four' was given"),
+        ({"gradient_accumulation_steps": 0}, "Pass one that is at least 1"),
+        ({"project_config": {"total_limit": 2}}, "should be a ProjectConfiguration"),
+        ({"dataloader_config": {"split_batches": True}}, "should be a DataLoaderConfiguration"),
     ]
     for options, message in refused:
         with pytest.raises(ConfigurationError, match=message):
             Accelerator(**options)
+    texts: Any = {"gradient_accumulation_steps": "2"}  # as Accelerate has it
+    assert Accelerator(**texts).gradient_accumulation_steps == 2
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "yes")
