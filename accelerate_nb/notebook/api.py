@@ -160,12 +160,13 @@ def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_p
     Run `function(*args)` on a few CPU processes, to find mistakes without a GPU; return what rank 0's call returned.
 
     It raises what `notebook_launcher` raises, and like it calls the function in processes that a launcher started already. No
-    configuration file is read.
+    configuration file is read, and of the environment only `ACCELERATE_NB_PANEL`.
 
     >>> debug_launcher(train, args=(3,))
     """
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    config = resolve({"num_processes": num_processes, "cpu": True, "mixed_precision": "no"}, {})
+    panel = select.display_settings().panel
+    config = resolve({"num_processes": num_processes, "cpu": True, "mixed_precision": "no", "panel": panel}, {})
     if already_launched(os.environ):
         return everywhere(_called, function, _as_arguments(args), config)
     return _waited_for(_prepared(function, args, config))

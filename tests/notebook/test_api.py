@@ -169,6 +169,14 @@ def test_a_debug_launch_is_on_two_cpu_processes_whatever_the_file_sets(default_f
     assert debug_launcher(launch_environment) == {"RANK": "0", "WORLD_SIZE": "2", "ACCELERATE_MIXED_PRECISION": "no"}
 
 
+def test_a_debug_launch_is_shown_in_the_way_that_the_environment_chooses(monkeypatch, capsys):
+    debug_launcher(print, ("shown",))
+    assert "shown" in capsys.readouterr().out
+    monkeypatch.setenv("ACCELERATE_NB_PANEL", "off")
+    debug_launcher(print, ("shown",))
+    assert "shown" not in capsys.readouterr().out
+
+
 def test_a_launch_does_not_wait(tmp_path):
     run = launch(wait_for, (str(tmp_path / "go"),), {"answer": 7}, num_processes=2, cpu=True, results="all")
     assert not run.done
