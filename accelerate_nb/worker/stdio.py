@@ -122,5 +122,5 @@ def _no_input(prompt: object = "", /) -> NoReturn:
 def _no_breakpoint(*_: Any, **__: Any) -> NoReturn:
     raise StateError(
         "breakpoint() was reached in a worker, which has no keyboard. "
-        "Run with num_processes=1 to debug in the notebook itself, or print what you want to see."
+        "Run with num_processes=1, engine='inline' to debug in the notebook itself, or print what you want to see."
     )
