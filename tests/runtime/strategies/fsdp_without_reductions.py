@@ -19,14 +19,17 @@ class WithoutReduceScatter(FSDP):
     """Each process keeps its part of its own gradients."""
 
     def prepare_model(self, request: PrepareRequest) -> nn.Module:
-        model = super().prepare_model(request)
-        for part in model.modules():
-            if isinstance(part, FSDPModule):
-                part.set_custom_reduce_scatter(OwnPart())
-        return model
+        return with_own_parts(super().prepare_model(request))
 
 
-class OwnPart:
+def with_own_parts(model: nn.Module) -> nn.Module:
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.set_custom_reduce_scatter(_OwnPart())
+    return model
+
+
+class _OwnPart:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 

@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from accelerate_nb.runtime.operations import sharded_tensors
 from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.pipeline.strategy import PipelineParallel
-from tests.runtime.strategies.fsdp_without_reductions import OwnPart
+from tests.runtime.strategies.fsdp_without_reductions import with_own_parts
 
 
 class WithoutGradients(PipelineParallel):
@@ -51,9 +50,7 @@ class WithoutMean(PipelineParallel):
     def prepare_model(self, request: PrepareRequest) -> nn.Module:
         model: Any = super().prepare_model(request)
         for stage in model.stages.values():
-            for part in stage.modules():
-                if isinstance(part, FSDPModule):
-                    part.set_custom_reduce_scatter(OwnPart())
+            with_own_parts(stage)
         return model
 
 
