@@ -389,13 +389,11 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="the page that gets the table")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
-    failed, table = (
-        0,
-        [
-            "| What was done | Rounds | As it should be | What should happen, and did not where the numbers differ |",
-            "|---|---|---|---|",
-        ],
-    )
+    failed = 0
+    table = [
+        "| What was done | Rounds | As it should be | What should happen, and did not where the numbers differ |",
+        "|---|---|---|---|",
+    ]
     for fault in FAULTS:
         if arguments.only and fault.__name__ not in arguments.only:
             continue
