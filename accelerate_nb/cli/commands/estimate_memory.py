@@ -150,8 +150,9 @@ def _mesh(text: str, ranks: int | None) -> Mesh:
     try:
         degrees = parallelism.DEGREES.parse(re.sub(r"(_size)?\s*=", "_size=", text))
     except InvalidValue as unfit:
+        reason = re.sub(r"(?:parallelism_config_)?(\w+)_size", r"\1", str(unfit))  # as the axes are named here
         raise ConfigurationError(
-            f"--mesh {text!r} was given, but degrees are written as dp_shard=4,tp=2. {unfit}"
+            f"--mesh {text!r} was given, but degrees are written as dp_shard=4,tp=2. {reason}"
         ) from None
     found = Mesh(**parallelism.sizes(degrees))
     return found if ranks is None else found.checked(ranks)

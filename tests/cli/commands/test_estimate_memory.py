@@ -70,7 +70,7 @@ def test_a_file_is_estimated(tmp_path, capsys):
         (["--args", "{hidden: 1}"], "should be JSON"),
         (["--args", "[1]"], "by their names"),
         (["-n", "0"], "should be a whole number, at least 1"),
-        (["--mesh", "dp_shrd=2"], "Did you mean parallelism_config_dp_shard_size?"),
+        (["--mesh", "dp_shrd=2"], "There is no key 'dp_shrd'. Did you mean dp_shard?"),
         (["--mesh", "dp_shard=two"], "is 'two', but should be a whole number, at least 1"),
         (["--mesh", "dp_shard=2", "-n", "3"], "make 2 ranks, but there are 3"),
         (["--mesh", "tp=2"], "has no plan by which tp would split it"),
