@@ -52,7 +52,7 @@ class OutputCollapser:
 
     def ready(self, now: float) -> Iterator[CollapsedOutput]:
         """The items that need not wait any longer."""
-        while heads := self._heads():
+        while heads := {rank: queue[0] for rank, queue in self._queues.items() if queue}:
             are_equal = self._expected <= heads.keys() and len({head.key for head in heads.values()}) == 1
             if not are_equal and min(head.came for head in heads.values()) + self._window > now:
                 return
@@ -61,9 +61,6 @@ class OutputCollapser:
     def rest(self) -> Iterator[CollapsedOutput]:
         """All that is still there: no more will come."""
         return self.ready(math.inf)
-
-    def _heads(self) -> dict[int, _PendingOutput]:
-        return {rank: queue[0] for rank, queue in self._queues.items() if queue}
 
     def _pop(self, heads: Mapping[int, _PendingOutput]) -> CollapsedOutput:
         """The next in order: what other ranks put out only later gives way to what comes before it there."""

@@ -67,13 +67,10 @@ def test_a_rank_alone_waits_for_the_window_only():
     assert shown(folding.ready(now=11.0 + WINDOW)) == [((1,), "a")]
 
 
-def test_the_streams_stay_apart():
+def test_the_streams_stay_apart_and_one_read_of_both_pipes_has_one_order():
     folding = OutputCollapser(range(2))
     folding.take([line(0, "a"), line(1, "a", "stderr")], 0.0)
     assert [(item.ranks, item.item.stream) for item in folding.rest()] == [((0,), "stdout"), ((1,), "stderr")]
-
-
-def test_one_read_of_both_pipes_has_one_order():
     folding = OutputCollapser(range(2))
     folding.take([line(0, "out", time=1.0), line(0, "error", "stderr", time=1.001)], 0.0)
     folding.take([line(1, "error", "stderr", time=1.0), line(1, "out", time=1.001)], 0.0)

@@ -133,12 +133,8 @@ def test_a_long_course_is_thinned_evenly_from_its_beginning_to_its_end(count):
 
 
 def test_progress_and_devices_show_their_newest():
-    view = fed(
-        Progress(0, "epoch", 1, 3, 0.0),
-        Progress(0, "epoch", 2, 3, 0.0),
-        DeviceSample(0, "cuda:0", 10.0, 1, 2, 0.0),
-        DeviceSample(0, "cuda:0", 90.0, 1, 2, 0.0),
-    )
+    bars = (Progress(0, "epoch", done, 3, 0.0) for done in (1, 2))
+    view = fed(*bars, *(DeviceSample(0, "cuda:0", busy, 1, 2, 0.0) for busy in (10.0, 90.0)))
     assert view.rank(0).progress["epoch"].done == 2
     assert view.rank(0).devices["cuda:0"].utilisation == 90.0
 

@@ -3,7 +3,9 @@
 import os
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from tests.export.making import exported
 from tests.processes import TORCHRUN, python
@@ -44,13 +46,9 @@ CELLS = [
 
 def drawn_in_a_kernel(path: Path) -> list[str]:
     """What the notebook prints of its numbers."""
-    import nbformat
-    from nbclient import NotebookClient
-
     content = nbformat.read(path, as_version=4)
-    NotebookClient(content, timeout=60, kernel_name="python3").execute(
-        env={**os.environ, "ACCELERATE_NB_PANEL": "text"}
-    )
+    environment = {**os.environ, "ACCELERATE_NB_PANEL": "text"}
+    NotebookClient(content, timeout=60, kernel_name="python3").execute(env=environment)
     outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
     return number_lines("".join(output.text for output in outputs if output.get("name") == "stdout"))
 
@@ -60,17 +58,17 @@ def number_lines(text: str) -> list[str]:
     return [line.removeprefix("[0-1] ") for line in text.splitlines() if "= " in line]
 
 
+def logs(folder: Path, name: str) -> list[str]:
+    return [path.read_text() for path in sorted(folder.glob(f"logs/*/*/*/{name}.log"))]
+
+
 @pytest.mark.slow
 def test_under_torchrun_every_process_draws_what_the_notebook_draws(tmp_path: Path) -> None:
     script = exported(tmp_path, *CELLS)
     words = [*TORCHRUN, "--redirects", "3", "--log-dir", tmp_path / "logs", script]
     done = python(*words, ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
-    logs = {
-        name: [path.read_text() for path in sorted(tmp_path.glob(f"logs/*/*/*/{name}.log"))]
-        for name in ("stdout", "stderr")
-    }
-    assert done.returncode == 0, (done.stderr, logs["stderr"])
-    first, second = map(number_lines, logs["stdout"])
+    assert done.returncode == 0, (done.stderr, logs(tmp_path, "stderr"))
+    first, second = map(number_lines, logs(tmp_path, "stdout"))
     # what cells of ranks print
     assert set(second) < set(first)
     kernel = drawn_in_a_kernel(tmp_path / "train.ipynb")

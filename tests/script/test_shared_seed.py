@@ -80,12 +80,8 @@ def test_a_python_begins_again_once_in_place_with_its_words_and_seeds_what_it_im
     processes = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    found = []
-    for process, lines in zip(processes, outputs, strict=True):
-        assert lines[:2] == ["begun", "begun"]
-        assert len(lines) == 3
-        pid, _, rest = lines[2].partition(" ")
-        assert int(pid) == process.pid
-        assert rest.startswith("['train.py', 'a b'] 1 ")
-        found.append(rest)
-    assert found[0] == found[1]
+    assert [lines[:-1] for lines in outputs] == [["begun", "begun"]] * 2
+    (pid, _, first), (other_pid, _, second) = (lines[-1].partition(" ") for lines in outputs)
+    assert [int(pid), int(other_pid)] == [process.pid for process in processes]
+    assert first.startswith("['train.py', 'a b'] 1 ")
+    assert first == second
