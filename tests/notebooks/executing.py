@@ -48,6 +48,11 @@ class Executed:
     answer: Any
     seconds: float
 
+    @property
+    def cells(self) -> dict[str, NotebookNode]:
+        """Its cells by their names."""
+        return {cell.id: cell for cell in self.notebook.cells}
+
 
 Executing = Callable[[str], Executed]
 
