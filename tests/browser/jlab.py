@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -36,8 +35,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 }
 _IDLE = "() => window.jupyterapp.shell.currentWidget?.context.sessionContext.session?.kernel?.status === 'idle'"
-_COMMS = "@jupyterlab/apputils-extension/kernels-settings"
-_DOCUMENTS = "@jupyterlab/docmanager-extension/plugin"
 
 
 def browser_file() -> str | None:
@@ -118,19 +115,19 @@ class Server:
                     raise RuntimeError((self.folder / "server.log").read_text()[-3000:]) from None
                 time.sleep(0.1)
 
-    def settings(self, plugin: str, values: dict[str, Any]) -> None:
-        """Set what a plugin of the page is set to; pages that are opened from now on know it."""
+    def settings(self, plugin: str, values: dict[str, Any]) -> Path:
+        """Set what a plugin of the page is set to, in a file; pages that are opened from now on know it."""
         file = self.folder / "settings" / f"{plugin}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values))
+        return file
 
-    def comms_over_subshells(self, how: str) -> None:
-        """Whether the page sends clicks to a thread of the kernel's own ("perCommTarget") or to the busy one ("disabled")."""
-        self.settings(_COMMS, {"commsOverSubshells": how})
-
-    def autosave(self, interval: int) -> None:
-        """Set after how many seconds the page saves a notebook that has changed; JupyterLab's default is 120."""
-        self.settings(_DOCUMENTS, {"autosaveInterval": interval})
+    @contextmanager
+    def setting(self, plugin: str, **values: Any) -> Iterator[None]:
+        """The same, for pages that are opened in the block."""
+        file = self.settings(plugin, values)
+        yield
+        file.unlink()
 
     def kernel(self, ipykernel: str) -> str:
         """The name of a kernel with this ipykernel."""
@@ -235,6 +232,11 @@ class Notebook:
         """What a cell shows, as text."""
         return "\n".join(self.cell(number).locator(".jp-OutputArea-output").all_inner_texts())
 
+    def restart(self) -> None:
+        """End the kernel, and start another in its place."""
+        context = "window.jupyterapp.shell.currentWidget.context.sessionContext"
+        self.page.evaluate(f"() => {context}.restartKernel().then(() => null)")
+
     def shut_down(self) -> None:
         """End the kernel."""
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget?.context.sessionContext.shutdown()")
@@ -266,8 +268,3 @@ def chromium() -> Iterator[Any]:
             yield browser
         finally:
             browser.close()
-
-
-def whole(pattern: str) -> re.Pattern[str]:
-    """A pattern for all of a text."""
-    return re.compile(rf"^\s*{pattern}\s*$")

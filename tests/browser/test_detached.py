@@ -8,7 +8,6 @@ import pytest
 
 from tests.browser.cells import TRAIN
 from tests.browser.jlab import Notebook, Server, opened_in
-from tests.browser.test_kernel_ends import restart
 from tests.browser.test_running import moves
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
@@ -25,12 +24,11 @@ def test_another_notebook_finds_the_run_whose_kernel_was_restarted_and_stops_it(
     first.run()
     panel = first.page.locator(".anb")
     moves(panel)
-    restart(first)
+    first.restart()
     expect(panel.get_by_role("note")).to_contain_text("this run goes on without it")
     expect(panel.get_by_role("note")).to_contain_text("accelerate_nb.attach(")
-    with opened_in(
-        window, lab, "second.ipynb", [f"{folder}import accelerate_nb\nrun = accelerate_nb.attach()", "run"]
-    ) as second:
+    attaches = f"{folder}import accelerate_nb\nrun = accelerate_nb.attach()"
+    with opened_in(window, lab, "second.ipynb", [attaches, "run"]) as second:
         second.run_cell(0)
         other = second.page.locator(".anb").first
         moves(other)
@@ -56,15 +54,8 @@ def test_another_notebook_finds_the_run_whose_kernel_was_restarted_and_stops_it(
         rows = cell.locator("tr[data-run]")
         assert len({round(rows.nth(number).bounding_box()["height"]) for number in range(3)}) == 1
         cells = cell.locator("td[data-name]")
-        assert (
-            len(
-                {
-                    (cells.nth(number).bounding_box()["x"], cells.nth(number).bounding_box()["width"])
-                    for number in range(3)
-                }
-            )
-            == 1
-        )
+        boxes = [cells.nth(number).bounding_box() for number in range(3)]
+        assert len({(box["x"], box["width"]) for box in boxes}) == 1
         outputs = [output.output_type for output in second.save().cells[0].outputs]
         assert outputs == ["execute_result", "display_data", "display_data"]
         expect(row).to_be_focused()

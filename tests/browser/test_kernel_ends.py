@@ -14,15 +14,11 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 # on a busy machine a page takes its time to load
 pytestmark = pytest.mark.timeout(480)
 
-SESSION = "window.jupyterapp.shell.currentWidget.context.sessionContext"
-
-
-def restart(notebook: Notebook) -> None:
-    notebook.page.evaluate(f"() => {SESSION}.restartKernel().then(() => null)")
-
 
 def kill(notebook: Notebook) -> None:
-    kernel = notebook.page.evaluate(f"() => {SESSION}.session.kernel.id")
+    kernel = notebook.page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.id"
+    )
     [process] = [
         item
         for item in psutil.process_iter(["cmdline"])
@@ -31,17 +27,13 @@ def kill(notebook: Notebook) -> None:
     process.kill()
 
 
-def shut_down(notebook: Notebook) -> None:
-    notebook.shut_down()
-
-
 @pytest.mark.parametrize(
     ("end", "message", "kept", "cells"),
     [
-        (restart, "The kernel was restarted", "The kernel was restarted", (TRAIN, RUN)),
+        (Notebook.restart, "The kernel was restarted", "The kernel was restarted", (TRAIN, RUN)),
         (kill, "The kernel died", "The kernel died", (TRAIN, "run = launch(train, num_processes=2, cpu=True)", ALIVE)),
         (
-            shut_down,
+            Notebook.shut_down,
             "Stopped by you",  # by the kernel, which leaves in good order, and keeps its own report
             "■ stopped",
             ("%load_ext accelerate_nb", f"%%accelerate -n 2 --cpu --panel widget\n{TRAIN}\ntrain()"),
@@ -57,11 +49,10 @@ def test_what_came_of_a_run_outlives_its_kernel(
     cells: tuple[str, ...],
 ) -> None:
     # a kernel that leaves in good order writes its last outputs itself: JupyterLab saves them when it saves next
-    lab.autosave(2 if end is shut_down else 120)
-    try:
+    with lab.setting(
+        "@jupyterlab/docmanager-extension/plugin", autosaveInterval=2 if end is Notebook.shut_down else 120
+    ):
         notebook = opened(lab, *cells)
-    finally:
-        lab.autosave(120)
     notebook.start()
     panel = notebook.page.locator(".anb")
     moves(panel)

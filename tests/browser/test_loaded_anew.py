@@ -30,6 +30,14 @@ def kinds(notebook: Notebook) -> list[set[str]]:
     return [set(output.data) for output in notebook.save().cells[1].outputs if output.output_type == "display_data"]
 
 
+def until_reported(notebook: Notebook) -> None:
+    """Wait until the panel has given way to the report, which is drawn by a document of its own rules."""
+    expect(notebook.cell(1)).to_contain_text("it was told to end")
+    notebook.page.wait_for_function(
+        "() => !JSON.stringify(window.jupyterapp.shell.currentWidget.context.model.toJSON()).includes('widget-view+json')"
+    )
+
+
 def begun(notebook: Notebook) -> Any:
     panel = notebook.page.locator(".anb")
     expect(panel.get_by_role("log").first).to_contain_text("it has begun")
@@ -59,11 +67,7 @@ def test_a_page_loaded_anew_saves_the_report(
         notebook.page.goto("about:blank")
         stop_file.touch()
         notebook.open()
-    expect(notebook.cell(1)).to_contain_text("it was told to end")
-    # the panel gives way to the report, which is drawn by a document of its own rules
-    notebook.page.wait_for_function(
-        "() => !JSON.stringify(window.jupyterapp.shell.currentWidget.context.model.toJSON()).includes('widget-view+json')"
-    )
+    until_reported(notebook)
     expect(notebook.cell(1)).to_contain_text("it was told to end")
     saved = notebook.save().cells[1].outputs[0]
     assert set(saved.data) == {"text/html", "text/plain"}
@@ -99,10 +103,7 @@ def test_a_run_in_the_background_that_ends_while_its_page_is_closed_leaves_its_r
     stop_file.touch()
     notebook.open()
     notebook.run_cell(2)
-    expect(notebook.cell(1)).to_contain_text("it was told to end")
-    notebook.page.wait_for_function(
-        "() => !JSON.stringify(window.jupyterapp.shell.currentWidget.context.model.toJSON()).includes('widget-view+json')"
-    )
+    until_reported(notebook)
     first, *rest = notebook.save().cells[1].outputs
     assert "it was told to end" in first.data["text/plain"]
     assert [output.data for output in rest] == [{"text/html": ""}] * is_saved

@@ -76,9 +76,8 @@ def test_a_run_that_is_over_is_a_panel_again_after_its_kernel_was_restarted(lab:
         for number in (0, 1):
             notebook.run_cell(number)
         expect(notebook.cell(1).locator(".anb")).to_have_count(1)
-        kernel = "window.jupyterapp.shell.currentWidget.context.sessionContext"
         notebook.save()
-        notebook.page.evaluate(f"() => {kernel}.restartKernel().then(() => null)")
+        notebook.restart()
         # a page that is loaded anew shows the static report, until the run is attached to
         notebook.open()
         expect(notebook.cell(1).locator("img[alt^='chart of loss']")).to_be_visible()

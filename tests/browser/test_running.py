@@ -116,11 +116,9 @@ def test_they_work_with_other_kernels_and_settings(
     lab: Server, opened: Callable[..., Notebook], ipykernel: str, comms: str
 ) -> None:
     kernel = lab.kernel(ipykernel)
-    lab.comms_over_subshells(comms)
-    try:
+    # clicks go to a thread of the kernel's own ("perCommTarget"), or to the busy one ("disabled")
+    with lab.setting("@jupyterlab/apputils-extension/kernels-settings", commsOverSubshells=comms):
         stops_at_a_click(opened(lab, TRAIN, RUN, ALIVE, kernel=kernel))
-    finally:
-        lab.comms_over_subshells("perCommTarget")
 
 
 def test_notebook_7_shows_and_stops_a_run(notebook7: Server, opened: Callable[..., Notebook]) -> None:

@@ -169,7 +169,7 @@ def test_the_head_names_the_precision_and_a_row_leaves_the_process_to_its_toolti
     expect(page.locator(".anb-facts")).to_have_text("2 ranks")
 
 
-def test_a_rank_s_steps_are_a_strip_and_what_makes_them_slow_a_sentence(page: Any, show: Any) -> None:
+def test_a_rank_s_steps_and_memory_are_strips_and_what_makes_steps_slow_a_sentence(page: Any, show: Any) -> None:
     show([start(2)])
     expect(page.locator(".anb-legend").first).to_be_hidden()
     give(page, seq=2, steps=[[0, [6.2, 1.0, 2.0, 0.0, 0.8, 0.0]]], causes=["rank 0 is slow"])
@@ -182,12 +182,8 @@ def test_a_rank_s_steps_are_a_strip_and_what_makes_them_slow_a_sentence(page: An
     expect(page.get_by_role("img", name="rank 1 step")).to_have_count(0)
     expect(page.locator(".anb-legend").first).to_contain_text("communication")
     expect(page.get_by_role("group", name="What makes steps slow")).to_have_text("→ rank 0 is slow")
-    give(page, seq=3, causes=[])
+    give(page, seq=3, causes=[], memory=[[0, [10, 10, 20, 30, 10], 100, "peak 80 of 100 B"]])
     expect(page.get_by_role("group", name="What makes steps slow")).to_be_hidden()
-
-
-def test_a_rank_s_memory_is_a_strip_of_its_device(page: Any, show: Any) -> None:
-    show([start(1)], memory=[[0, [10, 10, 20, 30, 10], 100, "peak 80 of 100 B"]])
     strip = page.get_by_role("img", name="rank 0 memory: peak 80 of 100 B")
     expect(strip).to_be_visible()
     shares = "(strip) => [...strip.children].map((part) => part.getBoundingClientRect().width / strip.clientWidth)"
@@ -277,14 +273,17 @@ def test_many_nodes_of_few_ranks_have_two_rows_each(page: Any, show: Any) -> Non
     expect(_rows(page)).to_have_count(16)
 
 
-def test_the_tab_shows_how_far_the_run_is_until_it_ends(page: Any, show: Any) -> None:
+def test_the_tab_shows_how_far_the_run_is_until_it_ends_and_with_it_its_clock(page: Any, show: Any) -> None:
     show(running(1))
     expect(page).to_have_title("\u280025 % · 3 min left\u2800 panel")
     # a notebook that writes its title anew, and looks at nothing else
     page.evaluate("document.title = 'renamed'")
     expect(page).to_have_title("\u280025 % · 3 min left\u2800 renamed")
-    give(page, seq=3, state={"state": "finished", "detail": "", "ended": STARTED + 90})
+    give(page, seq=3, state={"state": "finished", "detail": "", "ended": STARTED + 3600})
     expect(page).to_have_title("renamed")
+    expect(page.locator(".anb-elapsed")).to_have_text("1:00:00")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.locator(".anb [role=status][aria-live=polite]").last).to_have_text("train: finished")
 
 
 def test_a_run_without_bars_shows_its_epoch_and_steps_a_second(page: Any, show: Any) -> None:
@@ -380,13 +379,6 @@ def test_the_end_of_a_run_is_known_from_nested_bars(
 def test_a_label_that_counts_epochs_is_a_bar_around_the_epoch_s(page: Any, show: Any, label: str, facts: str) -> None:
     show([start(1)], ranks=[[0, "running", "", 0]], progress=[[0, label, 50, 100, 10, "it", 0]])
     expect(page.locator(".anb-facts")).to_have_text(re.compile(f"{facts}$"))
-
-
-def test_elapsed_ends_with_the_run(page: Any, show: Any) -> None:
-    show(running(1), state={"state": "finished", "detail": "", "ended": STARTED + 3600})
-    expect(page.locator(".anb-elapsed")).to_have_text("1:00:00")
-    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
-    expect(page.locator(".anb [role=status][aria-live=polite]").last).to_have_text("train: finished")
 
 
 def test_stop_interrupts_first_and_a_second_press_kills(page: Any, show: Any) -> None:
@@ -609,17 +601,17 @@ def test_lines_of_all_ranks_of_one_and_side_by_side(page: Any, show: Any) -> Non
     expect(page.locator(".anb-side-box")).to_have_count(0)
 
 
-LINES_BY_LEVEL = [
-    [0, 0, "printed", 1.0, 0],
-    [0, 1, "INFO:root:begins", 1.0, 0],
-    [0, 1, "WARNING:root:slow", 1.0, 0, "warning"],
-    [0, 0, "ValueError: wrong", 1.0, 0, "error"],
-    [0, 1, "100%|###| 3/3 [00:01<00:00, 3it/s]", 1.0, 0, "bar"],
-]
-
-
-def test_a_line_is_marked_by_what_it_means_and_by_more_than_colour(page: Any, show: Any) -> None:
-    show([start(1)], lines=LINES_BY_LEVEL)
+def test_a_line_is_marked_by_its_level_and_more_than_colour_and_errors_alone_can_be_searched(
+    page: Any, show: Any
+) -> None:
+    by_level = [
+        [0, 0, "printed", 1.0, 0],
+        [0, 1, "INFO:root:begins", 1.0, 0],
+        [0, 1, "WARNING:root:slow", 1.0, 0, "warning"],
+        [0, 0, "ValueError: wrong", 1.0, 0, "error"],
+        [0, 1, "100%|###| 3/3 [00:01<00:00, 3it/s]", 1.0, 0, "bar"],
+    ]
+    show([start(1)], lines=by_level)
     rows = _log(page).locator(".anb-line")
     expect(rows.locator(".anb-mark")).to_have_text(["", "╎ standard error ", "! warning ", "✖ error ", ""])
     plain, other, warning, error, bar = (
@@ -630,14 +622,10 @@ def test_a_line_is_marked_by_what_it_means_and_by_more_than_colour(page: Any, sh
     assert plain[0] == other[0] == bar[0]
     assert len({plain[0], warning[0], error[0]}) == 3
     assert plain[1] == other[1] != bar[1]
-
-
-def test_errors_alone_can_be_looked_at_and_searched(page: Any, show: Any) -> None:
-    show([start(1)], lines=LINES_BY_LEVEL)
     page.get_by_role("button", name="Errors only").click()
     rows = _log(page).locator(".anb-line .anb-text")
     expect(rows).to_have_text(["ValueError: wrong\n"])
-    give(page, seq=3, lines=[*LINES_BY_LEVEL, [0, 1, "KeyError: wrong too", 1.0, 0, "error"]])
+    give(page, seq=3, lines=[*by_level, [0, 1, "KeyError: wrong too", 1.0, 0, "error"]])
     expect(rows).to_have_text(["ValueError: wrong\n", "ValueError: wrong\n", "KeyError: wrong too\n"])
     page.get_by_role("searchbox").fill("r")
     expect(page.locator(".anb-found")).to_have_text("3 matches")
@@ -815,21 +803,17 @@ def test_of_many_open_lines_the_ranks_are_named_that_are_left_out(page: Any, sho
     expect(_log(page).locator(".anb-line")).to_have_count(9)
 
 
-def test_times_can_be_shown(page: Any, show: Any) -> None:
-    show([start(1)], lines=[[0, 0, "now", STARTED + 0.25, 0]])
-    page.get_by_role("button", name="Times").click()
-    expect(_log(page).locator(".anb-time")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d\.250$"))
-
-
-def test_the_output_is_copied_as_plain_text(page: Any, show: Any) -> None:
+def test_the_output_is_copied_as_plain_text_and_times_can_be_shown(page: Any, show: Any) -> None:
     show([start(2)])
     page.evaluate(
         "() => Object.defineProperty(navigator, 'clipboard', { value: { writeText: async (text) => { window.copied = text; } } })"
     )
-    give(page, seq=2, lines=[[0, 0, "\x1b[31mred\x1b[0m", 1.0, 0], [1, 0, "plain", 2.0, 0]])
+    give(page, seq=2, lines=[[0, 0, "\x1b[31mred\x1b[0m", 1.0, 0], [1, 0, "plain", STARTED + 0.25, 0]])
     expect(_log(page)).to_contain_text("plain")
     page.locator(".anb-output").get_by_role("button", name="Copy", exact=True).click()
     assert page.evaluate("window.copied") == "[0] red\n[1] plain"
+    page.get_by_role("button", name="Times").click()
+    expect(_log(page).locator(".anb-time").last).to_have_text(re.compile(r"^\d\d:\d\d:\d\d\.250$"))
 
 
 def test_the_whole_file_of_a_rank_is_saved(page: Any, show: Any) -> None:
