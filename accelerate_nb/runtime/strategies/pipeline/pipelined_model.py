@@ -311,6 +311,8 @@ class PipelinedModel(ModelWrapper):
             self._runs = {key: ScheduledRun(self.schedule, self.stages, self.ranks.group, self.ranks.device, parts)}
         with self.shared.added():
             self._runs[key].step(parts, loss_of_part)
-        total = torch.stack(losses).mean().float() if losses else torch.zeros((), device=self.ranks.device)
+        # whatever torch's default type is
+        empty = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
+        total = torch.stack(losses).mean().float() if losses else empty
         self.ranks.broadcast(total, self.staged.count - 1)
         return total

@@ -297,3 +297,16 @@ def uneven_parts() -> list[float]:
 def test_a_forward_takes_batches_of_any_size() -> None:
     wanted = eight_layers()(torch.linspace(0, 1, 42).reshape(7, 6)).flatten().tolist()
     assert run_on_ranks(uneven_parts, 2) == [pytest.approx(wanted), pytest.approx(wanted)]
+
+
+def first_loss() -> float:
+    torch.set_default_dtype(torch.float64)
+    accelerator = Accelerator(cpu=True, **staged(num_microbatches=4))
+    model = accelerator.prepare(eight_layers())
+    batch = random_batches()[0]
+    return accelerator.train_step(model, batch, loss_fn=nn.functional.mse_loss, targets=batch.roll(1, 1)).item()
+
+
+def test_a_loss_is_the_same_on_all_processes_where_torch_has_another_default_type() -> None:
+    first, last = run_on_ranks(first_loss, 2)
+    assert first == last > 0.1
