@@ -12,6 +12,7 @@ import accelerate_nb.utils as ours
 from accelerate_nb import Accelerator, ConfigurationError
 from accelerate_nb.errors import MissingExtraError, NotYetError
 from accelerate_nb.runtime.compat.packages import is_installed
+from accelerate_nb.runtime.strategies.megatron.conversion import architecture_of
 from accelerate_nb.runtime.strategies.megatron.engine import choose
 from accelerate_nb.runtime.strategies.megatron.plugin import refuse_unused
 from accelerate_nb.runtime.strategies.megatron.train_steps import get_args, initialize, left_to_right
@@ -87,6 +88,36 @@ def test_arguments_of_a_person_go_before_the_defaults() -> None:
     initialize(accelerator, with_other_defaults, {"orig_vocab_size": 8, "split": "2,1,1"})
     assert (get_args().seed, get_args().split) == (7, "2,1,1")
     Accelerator(cpu=True).end_training()
+
+
+def small_gpt2() -> Any:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 4, "vocab_size": 5}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+
+
+def test_weights_are_converted_and_come_back_whatever_torch_s_default_device() -> None:
+    source = small_gpt2()
+    wanted = source.state_dict()
+    with torch.device("meta"):
+        weights = architecture_of(source.config).weights(8)
+        converted = {weight.name: weight.join(wanted) for weight in weights}
+        back = {name: part for weight in weights for name, part in weight.split(converted[weight.name]).items()}
+    torch.testing.assert_close(back, dict(wanted), rtol=0, atol=0)
+    words = converted["embedding.word_embeddings.weight"]
+    assert torch.equal(words, wanted["lm_head.weight"][[0, 1, 2, 3, 4, 4, 4, 4]])
+
+
+@pytest.mark.parametrize(("name", "value"), [("vocab_size", 4), ("vocab_size", 7), ("n_embd", 4), ("n_embd", 16)])
+def test_weights_that_have_other_rows_than_their_configuration_are_not_converted(name: str, value: int) -> None:
+    source = small_gpt2()
+    setattr(source.config, name, value)
+    weights = architecture_of(source.config).weights(8)
+    with pytest.raises(
+        ConfigurationError, match=r"which are \d+ rows, but transformer\.\S+ of the model of transformers has"
+    ):
+        for weight in weights:
+            weight.join(source.state_dict())
 
 
 def test_sequences_are_whole_by_default_and_settings_that_can_not_be_are_refused() -> None:

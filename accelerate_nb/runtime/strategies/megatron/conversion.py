@@ -28,6 +28,14 @@ class Rows:
     # whether Megatron may have further ones, for equal parts
     is_padded: bool = False
 
+    def check(self, count: int, where: str) -> None:
+        """Raise a `ConfigurationError` for another number of rows than those of transformers."""
+        if count != (wanted := sum(self.sizes)):
+            raise ConfigurationError(
+                f"A configuration with {self.described} was passed, which are {wanted} rows, but {where} has {count}. Pass the configuration "
+                "of the model that it was made of."
+            )
+
 
 @dataclass(frozen=True)
 class ConvertedWeight:
@@ -48,18 +56,18 @@ class ConvertedWeight:
         """Megatron's tensor, of weights of transformers."""
         tensors = [source[name].detach() for name in self.sources]
         joined = torch.cat([tensor.t() if self.is_transposed else tensor for tensor in tensors])
-        return joined if self.rows is None else joined[self.rows.order.to(joined.device)]
+        if self.rows is None:
+            return joined
+        self.rows.check(len(joined), f"{' and '.join(self.sources)} of the model of transformers")
+        return joined[self.rows.order.to(joined.device)]
 
     def split(self, tensor: Tensor) -> dict[str, Tensor]:
         """The tensors of transformers by their names, of Megatron's; each has memory of its own."""
         parts: Sequence[Tensor] = tensor.chunk(len(self.sources))
         if self.rows is not None:
             count = sum(self.rows.sizes)
-            if len(tensor) < count or (len(tensor) > count and not self.rows.is_padded):
-                raise ConfigurationError(
-                    f"A configuration with {self.rows.described} was passed, which are {count} rows, but {self.name} of the model of Megatron "
-                    f"has {len(tensor)}. Pass the configuration of the model that it was made of."
-                )
+            found_count = min(len(tensor), count) if self.rows.is_padded else len(tensor)
+            self.rows.check(found_count, f"{self.name} of the model of Megatron")
             # the first of equal rows
             parts = tensor[self.rows.order.argsort(stable=True)[:count]].split(self.rows.sizes)
         found = [(part.t() if self.is_transposed else part).contiguous().clone() for part in parts]
@@ -121,12 +129,12 @@ class Architecture:
         groups = self.settings.get("num_query_groups", heads)
         # queries, keys and values stand one after the other in transformers; Megatron has a group of heads after the other
         counts = [count * channels for count in (heads, groups, groups)]
-        of_kinds = torch.arange(sum(counts)).split(counts)
+        of_kinds = torch.arange(sum(counts), device="cpu").split(counts)
         of_heads = torch.cat([part.view(groups, -1) for part in of_kinds], 1).flatten()
         described = f"{heads} heads of {channels} channels and {groups} of keys"
         # rows for equal parts repeat the last word's, as Megatron-LM's converters have it: zeros would win over words whose logits are
         # all negative, as those of GPT-2 are
-        of_words = torch.arange(words).clamp(max=self.vocab_size - 1)
+        of_words = torch.arange(words, device="cpu").clamp(max=self.vocab_size - 1)
         parts = ("weight", "bias") if self.settings.get("add_bias_linear", True) else ("weight",)
         is_tied = self.arguments["share_embeddings_and_output_weights"]
         found = []
