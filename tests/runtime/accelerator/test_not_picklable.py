@@ -53,7 +53,10 @@ def test_a_prepared_loader_is_pickled_and_copied_with_its_order_and_epoch(dispat
     accelerator = Accelerator(cpu=True, dataloader_config=config)
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(10)), batch_size=2, shuffle=True))
     next(iter(loader))
-    for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+    twins = pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)
+    for twin in twins:
         assert type(twin) is type(loader)
         assert twin.iteration == loader.iteration == 1
-        assert [batch.tolist() for (batch,) in twin] == [batch.tolist() for (batch,) in copy.deepcopy(loader)]
+    expected = [batch.tolist() for (batch,) in loader]
+    for twin in twins:
+        assert [batch.tolist() for (batch,) in twin] == expected
