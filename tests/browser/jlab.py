@@ -126,8 +126,10 @@ class Server:
     def setting(self, plugin: str, **values: Any) -> Iterator[None]:
         """The same, for pages that are opened in the block."""
         file = self.settings(plugin, values)
-        yield
-        file.unlink()
+        try:
+            yield
+        finally:
+            file.unlink()
 
     def kernel(self, ipykernel: str) -> str:
         """The name of a kernel with this ipykernel."""
