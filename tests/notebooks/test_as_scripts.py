@@ -37,6 +37,6 @@ STARTED_BY = {"04_panel.ipynb": "accelerate-nb", "05_cells_on_every_rank.ipynb":
 
 
 @pytest.mark.timeout(3 * LIMIT)
-@pytest.mark.parametrize("name", [path.name for path in NOTEBOOKS])
+@pytest.mark.parametrize("name", sorted({path.name for path in NOTEBOOKS} | STARTED_BY.keys()))
 def test_a_script_gives_the_notebook_s_numbers(name: str, run_of: Executing, tmp_path: Path) -> None:
     assert came_to(name, tmp_path, STARTED_BY.get(name)) == run_of(name).answer
