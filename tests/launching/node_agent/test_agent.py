@@ -23,6 +23,8 @@ from tests.waiting import until_lines
 
 pytestmark = pytest.mark.timeout(120)
 TIMEOUT = 60.0
+# Two on the first of two nodes.
+RANKS = 3
 
 
 def prints_and_returns(array: bytes) -> tuple[int, bytes]:
@@ -41,11 +43,12 @@ def crashes_on_one_rank() -> None:
 
 @pytest.fixture(scope="module", params=["in this process", "over Unix sockets", "over streams"])
 def where(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """The settings of two ranks on each choice of agents."""
+    """The settings of the ranks on each choice of agents."""
     if request.param == "over streams":
         request.getfixturevalue("far_nodes")
     assert issubclass(node_pool.LocalNodes, FarNodes) == (request.param == "over streams")
-    yield {**TWO_NODES, "num_nodes": 1 if request.param == "in this process" else 2, "engine": "local"}
+    nodes = 1 if request.param == "in this process" else 2
+    yield {**TWO_NODES, "num_processes": RANKS, "num_nodes": nodes, "engine": "local"}
     node_pool.close_nodes()
 
 
@@ -57,9 +60,9 @@ def start(where: dict[str, Any], tmp_path: Path) -> Callable[..., Run]:
 def test_what_ranks_write_send_and_end_with_arrives_in_order(start: Callable[..., Run]) -> None:
     array = os.urandom(9 << 20)
     run = start(prints_and_returns, array)
-    assert run.wait(TIMEOUT) == [(1, array[::-1]), (2, array[::-1])]
+    assert run.wait(TIMEOUT) == [(rank + 1, array[::-1]) for rank in range(RANKS)]
     events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
-    for rank in range(2):
+    for rank in range(RANKS):
         states = [event["state"] for event in events if event["type"] == "state_change" and event["rank"] == rank]
         assert states == ["starting", "starting", "running", "finished"]
         shown = {(line.stream, line.text) for line in run.view.tail(rank, 10)}
@@ -81,12 +84,12 @@ def test_stacks_of_all_ranks_are_brought_while_they_run_and_a_stopped_one_is_kno
     start: Callable[..., Run],
 ) -> None:
     run = start(waits)
-    until_lines(run, 2)
-    assert run.stacks().count("in waits") == 2
+    until_lines(run, RANKS)
+    assert run.stacks().count("in waits") == RANKS
     process = psutil.Process(int(run.view.rank(1).detail))
     process.suspend()
     stacks = run.stacks()
-    assert stacks.count("in waits") == 1
+    assert stacks.count("in waits") == RANKS - 1
     assert f"its process {process.pid} is stopped" in stacks
     process.resume()
     run.stop(1)
