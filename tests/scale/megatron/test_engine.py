@@ -415,6 +415,10 @@ def on_stages() -> list[float]:
     assert_refused("asked for before there are any", get_args)
     assert_refused("tensorboard_dir", lambda: accelerator.prepare(model, loader))
     accelerator.strategy.megatron_lm_plugin.tensorboard_dir = None
+    # a setting of the plugin counts as it is now
+    accelerator.strategy.megatron_lm_plugin.num_layers_per_virtual_pipeline_stage = 3
+    assert_refused("stage=3 was requested for 4 layers in 2 stages", lambda: accelerator.prepare(model, loader))
+    accelerator.strategy.megatron_lm_plugin.num_layers_per_virtual_pipeline_stage = None
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     t5 = described(SimpleNamespace(model_type="t5"))
     for text, objects in (

@@ -381,6 +381,7 @@ def engine_of(call: PrepareCall) -> MegatronEngine:
         # the first of several tokens that end a text
         "eos_token_id": end[0] if isinstance(end, list) else end,
         **plugin.megatron_lm_default_args,
+        "num_layers_per_virtual_pipeline_stage": plugin.num_layers_per_virtual_pipeline_stage,
         "megatron_dataset_flag": is_of_megatron or plugin.megatron_dataset_flag,
         **(plugin.other_megatron_args or {}),
     }
