@@ -419,6 +419,9 @@ def on_stages() -> list[float]:
     accelerator.strategy.megatron_lm_plugin.num_layers_per_virtual_pipeline_stage = 3
     assert_refused("stage=3 was requested for 4 layers in 2 stages", lambda: accelerator.prepare(model, loader))
     accelerator.strategy.megatron_lm_plugin.num_layers_per_virtual_pipeline_stage = None
+    accelerator.strategy.megatron_lm_plugin.other_megatron_args = {"padded_vocab_size": 8}
+    assert_refused("padded_vocab_size=8 was requested for a vocabulary of", lambda: accelerator.prepare(model, loader))
+    accelerator.strategy.megatron_lm_plugin.other_megatron_args = None
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     t5 = described(SimpleNamespace(model_type="t5"))
     for text, objects in (

@@ -90,6 +90,11 @@ def initialize(
         # with the rows that make parts of it equal
         multiple = arguments.make_vocab_size_divisible_by * mesh.tp
         arguments.padded_vocab_size = -(-arguments.orig_vocab_size // multiple) * multiple
+    elif arguments.padded_vocab_size < getattr(arguments, "orig_vocab_size", 0):
+        raise ConfigurationError(
+            f"padded_vocab_size={arguments.padded_vocab_size} was requested for a vocabulary of {arguments.orig_vocab_size} words. Pass as "
+            "many or more, or leave it out."
+        )
     arguments.virtual_pipeline_model_parallel_size = None
     if (layers := arguments.num_layers_per_virtual_pipeline_stage) is not None:
         if mesh.pp == 1 or arguments.num_layers % (mesh.pp * layers):
