@@ -291,12 +291,10 @@ class ContextParallel:
     # it stands for torch's scaled_dot_product_attention until `close`, in backwards too, which recompute; calls of others are passed on
 
     def __init__(self, world: World, handler: TorchContextParallelConfig) -> None:
-        group = along("cp")
+        self._group = group = along("cp")
         is_ring = handler.attention == "ring"
-        part = SequencePart(group.rank, group.size, balanced=is_ring)
-        self.batches = SequenceBatches(part)
+        self.batches = SequenceBatches(SequencePart(group.rank, group.size, balanced=is_ring))
         self.cuts_batches = handler.cuts_batches
-        self._group = group
         self._ring: Ring | None = None
         if is_ring:
             ranks = world.mesh.ranks_along(world.rank, "cp")
