@@ -41,7 +41,7 @@ def parts_of(model: Module) -> list[Any]:
     return list(model) if isinstance(model, ModuleList) else [model]
 
 
-def _tree(model: Module) -> dict[int, Any]:
+def _sharded_state(model: Module) -> dict[int, Any]:
     """The weights of each part of a model on this process, with their places in the whole."""
     # layers have their numbers in their names, whichever stage they are on; Megatron adds its groups to the dictionary
     return {
@@ -50,7 +50,7 @@ def _tree(model: Module) -> dict[int, Any]:
     }
 
 
-def _load_tree(model: Module, tree: Mapping[int, Any]) -> None:
+def _load_sharded_state(model: Module, tree: Mapping[int, Any]) -> None:
     for number, part in enumerate(parts_of(model)):
         part.load_state_dict(tree[number], strict=False)
 
@@ -58,7 +58,7 @@ def _load_tree(model: Module, tree: Mapping[int, Any]) -> None:
 def complete_state(model: Module, *, is_kept: bool) -> dict[str, Tensor]:
     """The complete weights on the CPU where they are kept, gathered one at a time, else nothing; all processes call it."""
     own: dict[str, list[ShardedTensor]] = {}
-    for value in _written(_tree(model)):
+    for value in _main_replicas(_sharded_state(model)):
         own.setdefault(value.key, []).append(value)
     state: dict[str, Tensor] = {}
     for name in dict.fromkeys(_of_all(list(own))):
@@ -87,7 +87,8 @@ def load_complete(model: Module, state: Mapping[str, Tensor]) -> None:
         if missing := [value.key for value in values if value.key not in state]:
             names = ", ".join(missing[:_NAMED_FIRST])
             raise CheckpointError(
-                f"Complete weights were given to a {type(parts_of(model)[0]).__name__}, but {len(missing)} of its weights are not among them: {names}. "
+                f"Complete weights were given to a {type(parts_of(model)[0]).__name__}, but {len(missing)} of its weights are not among "
+                f"them: {names}. "
                 "Give it weights of a model of the same configuration, by Megatron's names."
             )
         for value in values:
@@ -99,10 +100,10 @@ def load_complete(model: Module, state: Mapping[str, Tensor]) -> None:
                 )
             value.data = whole[value.global_slice()]
 
-    _load_tree(model, _filled(_tree(model), fill))
+    _load_sharded_state(model, _fill_tree(_sharded_state(model), fill))
 
 
-def _filled(tree: Any, fill: Callable[[list[ShardedTensor]], None]) -> Any:
+def _fill_tree(tree: Any, fill: Callable[[list[ShardedTensor]], None]) -> Any:
     """A tree with the tensors that `fill` gives its sharded ones; what is no tensor stays as it is."""
     prepared, _, factories = load_preprocess(tree)
     fill(_sharded(prepared))
@@ -124,7 +125,7 @@ _FORMAT = {
 
 def _folder_files(world: World, name: str, tree: dict[Any, Any], common: dict[str, Any]) -> list[FileToWrite]:
     """This process's files of a folder, of a tree of `sharded_state_dict`'s leaves; all processes call it."""
-    files = files_of_parts(world, name, _containers(_written(tree)))
+    files = files_of_parts(world, name, _containers(_main_replicas(tree)))
     if world.is_main:
         files.append(FileToWrite(f"{name}/{COMMON}", common))
         files.append(VerbatimFile(f"{name}/metadata.json", json.dumps(_FORMAT).encode()))
@@ -149,14 +150,14 @@ def _read_tree(shards: ShardIndex, tree: dict[Any, Any]) -> Any:
             value.data = torch.empty(value.local_shape, dtype=value.dtype)
         shards.load_into(_containers(values))
 
-    return _filled(tree, fill)
+    return _fill_tree(tree, fill)
 
 
 def _sharded(tree: Any) -> list[ShardedTensor]:
     return [value for value in nested_values(tree) if isinstance(value, ShardedTensor)]
 
 
-def _written(tree: Any) -> list[ShardedTensor]:
+def _main_replicas(tree: Any) -> list[ShardedTensor]:
     """The parts of a tree's values that this process writes, of those that several have."""
     return [value for value in _sharded(load_preprocess(tree)[0]) if is_main_replica(value.replica_id)]
 
@@ -197,7 +198,7 @@ def load(
     for index, model in enumerate(models):
         path, expected = folder / f"{file_names.MEGATRON_MODEL_NAME}_{index}", f"the weights of model {index}"
         tree = _read_tree(_list_folder(path, expected), _model_tree(model))
-        found.append(LoadedFile(path, expected, tree, partial(_load_tree, model.module)))
+        found.append(LoadedFile(path, expected, tree, partial(_load_sharded_state, model.module)))
     found += [_loaded_optimizer(folder, index, step) for index, step in enumerate(steps)]
     path = folder / file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank)
     if not path.exists():
@@ -221,7 +222,7 @@ def _model_tree(model: MegatronModel) -> dict[Any, Any]:
             "A checkpoint was requested of a model that computes in 8 bits, whose scales are not kept here yet. Train in bf16, or "
             "save the weights with accelerator.save_model(model, folder)."
         )
-    return _tree(model.module)
+    return _sharded_state(model.module)
 
 
 # Optimizers

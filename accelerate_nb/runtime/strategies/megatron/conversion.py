@@ -19,13 +19,15 @@ from accelerate_nb.runtime.training.unwrap import bare
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The row of transformers for each of Megatron's, of tensors of `sizes` rows one after the other, as a configuration with `described` has them."""
+class RowOrder:
+    """The order of the rows of a weight of Megatron among those of transformers' weights, which have `sizes` rows one after the other."""
 
+    # for each row of Megatron the number of the row of transformers
     order: Tensor
     sizes: list[int]
+    # the configuration that has them, in words
     described: str
-    # whether Megatron may have further ones, for equal parts
+    # whether Megatron may have more rows, for equal parts
     is_padded: bool = False
 
     def check(self, count: int, where: str) -> None:
@@ -43,7 +45,7 @@ class ConvertedWeight:
 
     name: str
     sources: tuple[str, ...]
-    rows: Rows | None = None
+    rows: RowOrder | None = None
     is_transposed: bool = False
     tied: str | None = None
 
@@ -143,9 +145,9 @@ class Architecture:
                 continue
             rows = None
             if name.endswith("linear_qkv.*"):
-                rows = Rows(of_heads, counts if len(sources) > 1 else [sum(counts)], described)
+                rows = RowOrder(of_heads, counts if len(sources) > 1 else [sum(counts)], described)
             elif name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-                rows = Rows(of_words, [self.vocab_size], f"vocab_size={self.vocab_size}", is_padded=True)
+                rows = RowOrder(of_words, [self.vocab_size], f"vocab_size={self.vocab_size}", is_padded=True)
             tied = "lm_head.weight" if is_tied and name == "embedding.word_embeddings.weight" else None
             layers = range(self.settings["num_layers"]) if "#" in name else range(1)
             for layer, part in product(layers, parts if "*" in name else parts[:1]):
