@@ -228,12 +228,12 @@ def environment(config: RunConfig, choice: Placement, threads: int) -> dict[str,
     """The variables that workers get beside those of this process; variables that the user has set stay."""
     # the interface between several nodes is known once they have found each other
     interface = {} if config.launching.is_on_each_node else on_interface()
-    number = {"OMP_NUM_THREADS": str(threads)}
-    missing = {name: value for name, value in {**interface, **number}.items() if name not in os.environ}
-    given = {} if config.launching.num_cpu_threads_per_process is None else number
+    threads_variable = {"OMP_NUM_THREADS": str(threads)}
+    missing = {name: value for name, value in {**interface, **threads_variable}.items() if name not in os.environ}
+    requested = {} if config.launching.num_cpu_threads_per_process is None else threads_variable
     # Accelerate's own Accelerator connects ranks on the CPU only where this is set
     on_cpu = {USE_CPU: "true"} if choice.cpu else {}
-    return {**missing, **given, **config.environ(), **choice.shows, **on_cpu}
+    return {**missing, **requested, **config.environ(), **choice.shows, **on_cpu}
 
 
 def worker_threads(launching_config: LaunchingConfig, choice: Placement) -> int:

@@ -320,7 +320,7 @@ def _micro_steps(given: Any, launched: int | None) -> int:
     )
 
 
-def _settings(given: C | None, settings_type: type[C], argument: str) -> C:
+def _settings_or_default(given: C | None, settings_type: type[C], argument: str) -> C:
     """The object of settings that was given, or one of defaults; an error for what lacks any of them, such as a dictionary."""
     found = settings_type() if given is None else given
     if not all(hasattr(found, setting.name) for setting in fields(settings_type)):
@@ -335,7 +335,7 @@ def resolve_loaders(
     configuration: DataLoaderConfiguration | None, split_batches: bool | None
 ) -> DataLoaderConfiguration:
     """The configuration of loaders, with `split_batches` where that was given beside it."""
-    found = _settings(configuration, DataLoaderConfiguration, "dataloader_config")
+    found = _settings_or_default(configuration, DataLoaderConfiguration, "dataloader_config")
     return found if split_batches is None else replace(found, split_batches=split_batches)
 
 
@@ -343,7 +343,7 @@ def resolve_project(
     configuration: ProjectConfiguration | None, folder: str | os.PathLike[str] | None
 ) -> ProjectConfiguration:
     """The configuration of the project, which gets `folder` where it has none."""
-    found = _settings(configuration, ProjectConfiguration, "project_config")
+    found = _settings_or_default(configuration, ProjectConfiguration, "project_config")
     if folder is not None and found.project_dir is None:
         found.set_directories(os.fspath(folder))
     return found
