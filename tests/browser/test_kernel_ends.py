@@ -1,6 +1,7 @@
 """A kernel that ends while a run goes on: what its notebook shows then, and what it keeps."""
 
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -25,6 +26,14 @@ def kill(notebook: Notebook) -> None:
         if f"kernel-{kernel}.json" in " ".join(item.info["cmdline"] or ())
     ]
     process.kill()
+
+
+def answered_late(route: Any) -> None:
+    if route.request.method != "PUT":
+        return route.continue_()
+    response = route.fetch()
+    route.request.frame.page.wait_for_timeout(1500)
+    return route.fulfill(response=response)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +65,19 @@ def test_what_came_of_a_run_outlives_its_kernel(
     notebook.start()
     panel = notebook.page.locator(".anb")
     moves(panel)
+    # as a notebook that is saved by its writer, or by JupyterLab, when its kernel ends: the file is written, and the page not told yet
+    notebook.page.route("**/api/contents/*.ipynb*", answered_late)
+    notebook.page.evaluate("() => void window.jupyterapp.shell.currentWidget.context.save()")
     end(notebook)
     note = panel.get_by_role("note")
     expect(note).to_contain_text(message)
     expect(panel.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
     # nobody saves the notebook: a page that is loaded anew shows what is left of the run from the file alone
+    file = lab.root / notebook.name
+    while kept not in file.read_text():
+        notebook.page.wait_for_timeout(100)
     notebook.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    expect(notebook.page.locator(".jp-Dialog", has_text="File Changed")).to_have_count(0)
     notebook.open(kernel=False)
     for text in (kept, "step", "loss", "All output: "):
         expect(notebook.cell(1)).to_contain_text(text)

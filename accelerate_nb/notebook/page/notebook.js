@@ -5,6 +5,7 @@ import { END_STATES, kernelNow } from "./store.js";
 
 const VIEW = "application/vnd.jupyter.widget-view+json";
 const NOTE = "accelerate-nb-note"; // in the metadata of the line beside a panel, with the panel's id
+const SAVING = Symbol.for("accelerate_nb.saving"); // on the notebook, for each panel has a copy of this module
 
 // a page that was loaded anew while the run went on takes no updates of its outputs, and would save the panel
 /** Puts a report into the notebook in the place of the panel that it is of, and says whether that was there. */
@@ -38,20 +39,37 @@ export function restorePanel(place, notebook) {
   cell.outputs.add({ output_type: "display_data", data, metadata: {} });
 }
 
+/** Calls `onStart` when a save of the notebook starts, and notes how long it goes on; returns what ends that. */
+export function watchSaves(notebook, onStart) {
+  const onSave = (_, state) => {
+    notebook[SAVING] = state === "started";
+    if (notebook[SAVING]) onStart();
+  };
+  notebook?.saveState?.connect(onSave);
+  return () => notebook?.saveState?.disconnect(onSave);
+}
+
 /** Saves the notebook, again where it changes meanwhile: JupyterLab takes what is changed during a save for saved. */
 export async function saveNotebook(notebook) {
   const { model } = notebook;
+  // during another save JupyterLab takes the file for changed by somebody else, and asks which version to keep
+  for (let waits = 0; notebook[SAVING] && waits < 50; waits++) await new Promise((resolve) => setTimeout(resolve, 100));
+  model.dirty = true;
+  notebook[SAVING] = true;
   let changed = false;
   const onChange = () => { changed = true; };
   model.contentChanged.connect(onChange);
   try {
     await notebook.save();
+    if (!changed) return;
+    model.dirty = true;
+    await notebook.save();
+  } catch {
+    // JupyterLab has shown why
   } finally {
+    notebook[SAVING] = false;
     model.contentChanged.disconnect(onChange);
   }
-  if (!changed) return;
-  model.dirty = true;
-  await notebook.save();
 }
 
 const panelOutputs = (panel, notebook) => matchingOutputs(notebook, ({ data }) => data?.[VIEW]?.model_id === panel);
