@@ -167,19 +167,21 @@ class Scenario:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+# what a person ended, or the limit of time, is not started again all the same
+RESTARTS = {"max_restarts": 2}
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "returned": lambda: Scenario(returns),
     "failed": lambda: Scenario(raises),
     "died": lambda: Scenario(dies),
     "node_lost": lambda: Scenario(loses_its_ranks, nodes=(1, 1)),
     "workers_lost": lambda: Scenario(loses_its_ranks),
-    "timed_out": lambda: Scenario(runs_on, settings={"timeout": 0.5}),
+    "timed_out": lambda: Scenario(runs_on, settings={"timeout": 0.5, **RESTARTS}),
     "deadlocked": lambda: Scenario(one_returns, settings={"hang_warning_after": 0.2}),
-    "finish": lambda: Scenario(runs_on, ["finish"]),
-    "interrupt": lambda: Scenario(runs_on, ["interrupt"]),
-    "kill": lambda: Scenario(runs_on, ["finish", "kill"], deaf=True),
+    "finish": lambda: Scenario(runs_on, ["finish"], settings=RESTARTS),
+    "interrupt": lambda: Scenario(runs_on, ["interrupt"], settings=RESTARTS),
+    "kill": lambda: Scenario(runs_on, ["finish", "kill"], deaf=True, settings=RESTARTS),
     # decisions of the conductor
-    "restart": lambda: Scenario(raises_once(), settings={"max_restarts": 2}),
+    "restart": lambda: Scenario(raises_once(), settings=RESTARTS),
     "give up": lambda: Scenario(raises, settings={"max_restarts": 1}),
 }
 
@@ -235,7 +237,7 @@ def test_a_run_ends_and_is_shown_as_the_table_has_it(
         error = raised
     _, _, state, raised_name, text, report = rows()[name]
     if name in CAUSES:
-        assert groups[-1].group.cause == name
+        assert (groups[-1].group.cause, run.view.restarts) == (name, ())
     assert f"{run.view.state}: {run.view.detail}".removesuffix(": ") == state
     assert ("nothing" if error is None else type(error).__name__) == raised_name
     assert text in capfd.readouterr().err

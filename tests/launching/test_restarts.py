@@ -11,11 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accelerate_nb import Accelerator, StoppedError, WorkerError, launch, notebook_launcher
+from accelerate_nb import Accelerator, StoppedError, launch, notebook_launcher
 from accelerate_nb.events.run_reader import kept_runs
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from accelerate_nb.utils.memory import find_executable_batch_size
-from tests.contracts.places import wait_for_ranks
 from tests.runtime.loops import flat, net, samples
 from tests.waiting import until
 
@@ -181,29 +180,6 @@ def test_a_run_that_is_given_up_reports_why_with_all_attempts(
 
 
 # --------------------------------------------------------------------------------------------------------------- ended by us
-
-
-def trains_for_ever(folder: str) -> None:
-    accelerator = Accelerator(cpu=True)
-    model = net()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
-    while True:
-        accelerator.backward(model(torch.ones(1, 8)).sum())
-        optimizer.step()
-        Path(folder, f"here_{accelerator.process_index}").touch()
-
-
-@pytest.mark.parametrize(
-    "how", ["finish", *(pytest.param(how, marks=pytest.mark.slow) for how in ("interrupt", "kill"))]
-)
-def test_a_run_that_is_stopped_is_not_started_again(again: Any, tmp_path: Path, how: Any) -> None:
-    run = again(trains_for_ever, stop_grace_period=1.0)
-    wait_for_ranks(run, tmp_path, 2)
-    run.request_stop(how)
-    with pytest.raises(WorkerError):
-        run.wait(60)
-    assert run.view.restarts == ()
-    assert run.view.state == "stopped"
 
 
 def test_a_stop_in_the_pause_before_a_restart_ends_the_run(again: Any) -> None:
