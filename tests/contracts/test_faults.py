@@ -85,6 +85,9 @@ def test_a_process_that_dies_names_its_code_or_signal_and_its_last_words(apart, 
     assert caught.value.rank == last
     assert str(caught.value).count(name) == 1
     assert "last words" in str(caught.value)
+    (failure,) = [failure for failure in caught.value.failures if failure.rank == last]
+    # the stack of compiled code, which its own process could still write
+    assert ("in dies" in failure.traceback) == (how == "segfault")
 
 
 def test_a_rank_that_is_killed_is_named_also_where_the_others_have_to_be_killed(apart, tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from accelerate_nb import LaunchError, Run, WorkerError, launch
+from accelerate_nb import LaunchError, Run, launch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.launching.engines.supervisor import SupervisorWorkers
 from accelerate_nb.launching.nodes import node_pool
@@ -31,14 +31,6 @@ def prints_and_returns(array: bytes) -> tuple[int, bytes]:
     print("out", os.environ["RANK"])
     print("err", file=sys.stderr)
     return int(os.environ["RANK"]) + 1, array[::-1]
-
-
-def crashes_on_one_rank() -> None:
-    import faulthandler
-
-    if os.environ["RANK"] == "0":
-        waits()
-    faulthandler._sigsegv()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module", params=["in this process", "over Unix sockets", "over streams"])
@@ -68,16 +60,6 @@ def test_what_ranks_write_send_and_end_with_arrives_in_order(start: Callable[...
         shown = {(line.stream, line.text) for line in run.view.tail(rank, 10)}
         assert shown == {("stdout", f"out {rank}"), ("stderr", "err")}
         assert sorted((run.folder / f"rank_{rank}.log").read_text().splitlines()) == ["err", f"out {rank}"]
-
-
-def test_a_crash_of_compiled_code_is_reported_with_its_stack(start: Callable[..., Run]) -> None:
-    run = start(crashes_on_one_rank)
-    with pytest.raises(WorkerError):
-        run.wait(TIMEOUT)
-    failure = run.view.rank(1).failure
-    assert failure is not None
-    assert failure.type == "SIGSEGV"
-    assert "in crashes_on_one_rank" in failure.traceback
 
 
 def test_stacks_of_all_ranks_are_brought_while_they_run_and_a_stopped_one_is_known_as_such(
