@@ -127,46 +127,12 @@ def test_what_a_summary_writer_or_a_tracker_gets_is_a_metric_once(tmp_path):
     assert found == {"written": [(0, 0.0), (1, 0.5)], "loss": [(1, 0.5)], "by its tracker": [(3, 2.0)]}
 
 
-class Run:
-    step = 7
-
-    def log(self, data, step=None, commit=None):
-        return data, step, commit
-
-
-class _LoggerConnector:
-    trainer = SimpleNamespace(global_step=9)
-
-    def log_metrics(self, metrics, step=None):
-        return metrics, step
-
-
 @pytest.fixture
 def listener():
     sent = []
     connect(SimpleNamespace(rank=0, send=sent.append))
     yield sent
     connect(None)
-
-
-@pytest.mark.parametrize(
-    ("module", "owner", "method", "step"),
-    [
-        ("wandb.sdk.wandb_run", Run, "log", 7),
-        ("pytorch_lightning.trainer.connectors.logger_connector.logger_connector", _LoggerConnector, "log_metrics", 9),
-    ],
-)
-def test_logs_of_other_libraries_are_metrics_and_do_what_they_did(module, owner, method, step, listener):
-    logged = next(entry for entry in logging_hooks._LOGS if entry[0] == module)
-    double = ModuleType(module)
-    setattr(double, owner.__name__, type(owner.__name__, (owner,), {}))
-    logging_hooks._report_calls_of(double)
-    call = getattr(getattr(double, logged[1])(), method)
-    assert call({"loss": 0.5, "note": "text"})[:2] == ({"loss": 0.5, "note": "text"}, None)
-    call({"loss": 0.25}, step=2)
-    with event_sink.log_call():
-        call({"loss": 0.1})
-    assert [(event.name, event.step, event.value) for event in listener] == [("loss", step, 0.5), ("loss", 2, 0.25)]
 
 
 # Methods with the parameters of the libraries' own.
@@ -179,6 +145,9 @@ CLEARML = {"report_scalar": lambda self, title, series, value, iteration: None}
 DVCLIVE = {"log_metric": lambda self, name, val, timestamp=False, plot=True: None}
 TRACKIO = {"log": lambda self, metrics, step=None: None}
 SWANLAB = {"log": lambda self, data, step=None, print_to_console=False: None}
+WANDB = {"log": lambda self, data, step=None, commit=None: (data, step, commit), "step": 7}
+CONNECTOR = "pytorch_lightning.trainer.connectors.logger_connector.logger_connector"
+LIGHTNING = {"log_metrics": lambda self, metrics, step=None: (metrics, step), "trainer": SimpleNamespace(global_step=9)}
 
 
 @pytest.mark.parametrize(
@@ -191,14 +160,21 @@ SWANLAB = {"log": lambda self, data, step=None, print_to_console=False: None}
         ("dvclive.live", DVCLIVE, lambda made: made.log_metric("loss", 0.5), ("loss", 3, 0.5)),
         ("trackio.run", TRACKIO, lambda made: made.log({"loss": 0.5, "note": "text"}, step=2), ("loss", 2, 0.5)),
         ("swanlab.data.run.main", SWANLAB, lambda made: made.log({"loss": 0.5}, step=2), ("loss", 2, 0.5)),
+        ("wandb.sdk.wandb_run", WANDB, lambda made: made.log({"loss": 0.5, "note": "text"}), ("loss", 7, 0.5)),
+        ("wandb.sdk.wandb_run", WANDB, lambda made: made.log({"loss": 0.5}, step=2), ("loss", 2, 0.5)),
+        (CONNECTOR, LIGHTNING, lambda made: made.log_metrics({"loss": 0.5, "note": "text"}), ("loss", 9, 0.5)),
+        (CONNECTOR, LIGHTNING, lambda made: made.log_metrics({"loss": 0.5}, step=2), ("loss", 2, 0.5)),
     ],
 )  # fmt: skip
-def test_trackers_that_are_not_installed_here_are_read_by_their_parameters(module, doubles, call, sent, listener):
+def test_logs_of_other_libraries_are_metrics_and_do_what_they_did(module, doubles, call, sent, listener):
     (owner,) = {entry[1] for entry in logging_hooks._LOGS if entry[0] == module}
-    library = ModuleType(module)
-    setattr(library, owner, type(owner, (), {**doubles, "step": 3, "curr_step": 4}))
+    library, names = ModuleType(module), {"step": 3, "curr_step": 4, **doubles}
+    setattr(library, owner, type(owner, (), names))
     logging_hooks._report_calls_of(library)
-    call(getattr(library, owner)())
+    made = getattr(library, owner)()
+    assert call(made) == call(type(owner, (), names)())
+    with event_sink.log_call():
+        call(made)
     assert [(event.name, event.step, event.value) for event in listener] == [sent]
 
 
