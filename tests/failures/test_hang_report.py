@@ -241,11 +241,3 @@ def test_ranks_that_need_no_returned_one_go_on(tmp_path):
     until_idle(run, "rank 1 is elsewhere")
     (tmp_path / "go").touch()
     assert run.wait(60) == "done"
-
-
-@pytest.mark.slow
-def test_a_run_that_takes_too_long_reports_it_too(tmp_path):
-    # so that the time begins with workers that have all loaded
-    launch(print, **SETTINGS).wait()
-    with pytest.raises(HangError, match="rank 0 waits in gather"):
-        launch(skips_one, (str(tmp_path),), **{**SETTINGS, "timeout": 12}).wait()
