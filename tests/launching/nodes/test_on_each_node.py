@@ -136,19 +136,17 @@ def test_an_exception_has_its_class_on_its_node_and_its_name_on_the_other(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("ends", "settings", "error", "text"),
+    ("ends", "error", "text"),
     [
-        (lambda worker, _: worker.kill(), {}, WorkerError, "rank 0 ended with SIGKILL"),
-        (lambda _, other: other.request_stop("interrupt"), {}, StoppedError, "as requested"),
-        # the limit of node 0 holds for all
-        (lambda *_: None, {"timeout": 6.0}, TimeoutError, r"(?s)had not ended.*time\.sleep\(600\)"),
+        (lambda worker, _: worker.kill(), WorkerError, "rank 0 ended with SIGKILL"),
+        (lambda _, other: other.request_stop("interrupt"), StoppedError, "as requested"),
     ],
-    ids=["killed", "interrupted", "too long"],
+    ids=["killed", "interrupted"],
 )
 def test_what_ends_the_ranks_of_one_node_ends_those_of_the_other(
-    ends: Callable[..., None], settings: dict[str, Any], error: type[Exception], text: str, tmp_path: Path
+    ends: Callable[..., None], error: type[Exception], text: str, tmp_path: Path
 ) -> None:
-    host, other = begun(waits, folder=tmp_path, **settings)
+    host, other = begun(waits, folder=tmp_path)
     workers = [psutil.Process(int(run.view.rank(rank).detail)) for rank, run in enumerate((host, other))]
     ends(workers[0], other)
     for run in (host, other):
@@ -222,6 +220,13 @@ def test_an_error_of_one_node_s_own_process_ends_the_run_for_all(tmp_path: Path)
         other.wait(40)
     with pytest.raises(LaunchError, match=r"node 1 on \S+ has left: KeyError\('within'\)"):
         host.wait(40)
+
+
+def test_a_time_limit_of_node_0_holds_for_all(tmp_path: Path) -> None:
+    host, other = launched(waits, folder=tmp_path, timeout=6.0)
+    for run in (host, other):
+        with pytest.raises(TimeoutError, match=r"(?s)had not ended.*time\.sleep\(600\)"):
+            run.wait(40)
 
 
 def test_nodes_that_do_not_come_are_reported_with_the_endpoint_and_leave_no_run_behind(tmp_path: Path) -> None:
