@@ -203,8 +203,6 @@ def test_a_function_keeps_the_names_of_its_files():
 
 # ----------------------------------------------------------------------------------------------------- what can't travel
 
-LOCK = "a lock that module-level functions would capture, if they travelled by value"
-
 
 def complaint(function, *args, **kwargs):
     """What is said of a call that can't be packed."""
@@ -215,13 +213,6 @@ def complaint(function, *args, **kwargs):
     return str(caught.value)
 
 
-def in_a_cell(text):
-    """What text defines that is run as a cell: its functions travel by value."""
-    names = {"__name__": "__main__"}
-    exec(compile(text, "<cell>", "exec"), names)
-    return names
-
-
 def test_a_closure_s_variable_is_named(tmp_path):
     with (tmp_path / "log").open("w") as handle:
         text = complaint(lambda: handle.name)
@@ -230,11 +221,14 @@ def test_a_closure_s_variable_is_named(tmp_path):
 
 
 def test_what_a_nested_helper_of_a_cell_captures_is_found():
-    names = in_a_cell(
+    # functions of a cell travel by value
+    names = {"__name__": "__main__"}
+    cell = (
         "numbers = (n for n in range(3))\n"
         "def helper():\n    return next(numbers)\n"
         "def train():\n    def inner():\n        return helper()\n    return inner()\n"
     )
+    exec(compile(cell, "<cell>", "exec"), names)
     text = complaint(names["train"])
     assert "'numbers', a generator, can't be sent to the workers" in text
     assert "captured as train → helper → numbers by 'helper'" in text
