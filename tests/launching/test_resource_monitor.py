@@ -5,6 +5,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from accelerate_nb import launch
 from accelerate_nb.events.event_types import StateChange
 from accelerate_nb.events.run_state import RunState
@@ -44,23 +46,24 @@ def test_a_run_knows_how_busy_its_ranks_are(tmp_path):
     assert samplers() == []
 
 
-def test_a_rank_in_this_process_is_this_process_once_it_has_begun(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "environment", "details", "known"),
+    [
+        # a rank in this process has no number of one, and the other has not begun
+        ("cpu", {}, [""], [0]),
+        # ranks that compute through torch_xla on the CPU are their processes
+        ("xla", {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}, [str(os.getpid())] * 2, [0, 1]),
+    ],
+)
+def test_a_rank_is_known_by_its_process_once_it_has_begun(kind, environment, details, known, tmp_path):
     view = RunState(2)
-    view.apply(StateChange(0, "running", time.time()))
-    with monitor_resources(view, lambda: range(2), "cpu", {}, [tmp_path]):
-        until(lambda: view.rank(0).devices)
-    assert view.rank(0).devices["cpu"].memory_used > 1 << 20
-    assert view.rank(1).devices == {}
+    for rank, detail in enumerate(details):
+        view.apply(StateChange(rank, "running", time.time(), detail))
+    with monitor_resources(view, lambda: range(2), kind, environment, [tmp_path]):
+        until(lambda: view.rank(known[-1]).devices)
+    assert [rank for rank in range(2) if view.rank(rank).devices] == known
+    assert all(view.rank(rank).devices["cpu"].memory_used > 1 << 20 for rank in known)
     assert samplers() == []
-
-
-def test_ranks_that_compute_through_torch_xla_on_the_cpu_are_their_processes(tmp_path):
-    view = RunState(2)
-    for rank in range(2):
-        view.apply(StateChange(rank, "running", time.time(), str(os.getpid())))
-    with monitor_resources(view, lambda: range(2), "xla", {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}, [tmp_path]):
-        until(lambda: view.rank(1).devices)
-    assert [view.rank(rank).devices["cpu"].memory_used > 1 << 20 for rank in range(2)] == [True, True]
 
 
 def test_a_run_of_a_moment_is_not_looked_at_and_a_device_that_cannot_be_queried_is_not_known(tmp_path):
