@@ -58,9 +58,7 @@ def test_one_thread_reads_all_channels_until_their_last_message(nodes: list[Node
         assert node.came.empty()
     thread.join(TIMEOUT)
     assert not thread.is_alive()
-    received = nodes[0].channel.receive(TIMEOUT)
-    assert received is not None
-    assert received.message == Heartbeat()
+    assert nodes[0].channel.receive(TIMEOUT) == ReceivedMessage(Heartbeat())
 
 
 def test_a_silent_node_and_one_that_has_gone_are_found_while_others_go_on(nodes: list[Node]) -> None:
@@ -81,9 +79,7 @@ def test_a_node_that_does_not_read_keeps_no_other_from_its_heartbeats() -> None:
     with closing(stuck.channel), closing(stuck.far), closing(other.channel), closing(other.far):
         thread = threading.Thread(target=stuck.channel.try_send, args=(PeersReached({"0": "x" * (8 << 20)}),))
         thread.start()
-        received = other.far.receive(TIMEOUT)
-        assert received is not None
-        assert received.message == Heartbeat()
+        assert other.far.receive(TIMEOUT) == ReceivedMessage(Heartbeat())
         assert thread.is_alive()
         stuck.channel.shutdown()
         thread.join(TIMEOUT)

@@ -27,7 +27,7 @@ from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
 from accelerate_nb.launching.node_agent.agent_process import AgentServer, JoinTicket
 from accelerate_nb.launching.nodes import joined_machines, node_pool
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
-from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.handshake import prove_token
 from accelerate_nb.transport.messages import MembershipGranted, RequestMembership
 from tests.nodes.trainings import TWO_NODES, waits
@@ -191,9 +191,7 @@ def admitted(ticket: JoinTicket, name: str) -> Channel:
     prove_token(sock, ticket.key, 10.0)
     channel = Channel(sock)
     channel.send(RequestMembership("twin"))
-    received = channel.receive(10.0)
-    assert received is not None
-    assert received.message == MembershipGranted(name)
+    assert channel.receive(10.0) == ReceivedMessage(MembershipGranted(name))
     return channel
 
 
