@@ -1,6 +1,5 @@
 """The places where ranks run that keep one contract, each as a record of how it is asked for."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import pytest
 from accelerate_nb import Run, launch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.launching.session import Session
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,6 @@ def process_environment(name: str) -> Iterator[None]:
 
 def wait_for_ranks(run: Run, folder: str | Path, size: int) -> None:
     """Wait until every rank has said that it is there."""
-    pause = threading.Event()
-    for _ in range(3000):
-        # the files are there before the run has read what the ranks say
-        running = all(run.view.rank(rank).state == "running" for rank in range(size))
-        if running and len(list(Path(folder).glob("here_*"))) == size:
-            return
-        assert not run.done, "the run ended by itself"
-        pause.wait(0.01)
-    raise AssertionError("the ranks did not begin")
+    until(lambda: len(list(Path(folder).glob("here_*"))) == size, run)
+    # the files are there before the run has read what the ranks say
+    until(lambda: all(run.view.rank(rank).state == "running" for rank in range(size)), run)
