@@ -138,14 +138,6 @@ def raises(node: ScriptedNode) -> None:
     node.fails(1)
 
 
-def dies(node: ScriptedNode) -> None:
-    node.exits(1, -KILL)
-
-
-def one_returns(node: ScriptedNode) -> None:
-    node.state("finished", 1)
-
-
 def loses_its_ranks(node: ScriptedNode) -> None:
     if 1 in node.ranks:
         node.reports.append(messages.AgentLost(node.ranks, "its connection has ended", time.time()))
@@ -172,11 +164,11 @@ RESTARTS = {"max_restarts": 2}
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "returned": lambda: Scenario(returns),
     "failed": lambda: Scenario(raises),
-    "died": lambda: Scenario(dies),
+    "died": lambda: Scenario(lambda node: node.exits(1, -KILL)),
     "node_lost": lambda: Scenario(loses_its_ranks, nodes=(1, 1)),
     "workers_lost": lambda: Scenario(loses_its_ranks),
     "timed_out": lambda: Scenario(runs_on, settings={"timeout": 0.5, **RESTARTS}),
-    "deadlocked": lambda: Scenario(one_returns, settings={"hang_warning_after": 0.2}),
+    "deadlocked": lambda: Scenario(lambda node: node.state("finished", 1), settings={"hang_warning_after": 0.2}),
     "finish": lambda: Scenario(runs_on, ["finish"], settings=RESTARTS),
     "interrupt": lambda: Scenario(runs_on, ["interrupt"], settings=RESTARTS),
     "kill": lambda: Scenario(runs_on, ["finish", "kill"], deaf=True, settings=RESTARTS),

@@ -41,13 +41,9 @@ def nodes() -> Iterator[list[Node]]:
         yield found
 
 
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "accelerate_nb nodes"]
-
-
 def test_one_thread_reads_all_channels_until_their_last_message(nodes: list[Node]) -> None:
     messages = [PeersReached({str(number): "x"}) for number in range(3)]
-    [thread] = threads()
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "accelerate_nb nodes"]
     for message in (*messages, GroupClosed(), Heartbeat()):
         for node in nodes:
             node.far.send(message)
