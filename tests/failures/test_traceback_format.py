@@ -15,21 +15,19 @@ from accelerate_nb.sources.cells import CellSources, current_sources
 NOWHERE = CellSources({}, {})
 
 
-def lines_of(function, sources=NOWHERE):
-    """The text of what a function raises; the test's own frame, which called it, left out."""
-    try:
+def raised(function):
+    """What a function raises; the test's own frame, which called it, left out."""
+    with pytest.raises(BaseException) as caught:
         function()
-    except BaseException as error:
-        error.__traceback__ = error.__traceback__.tb_next
-        return traceback_text(error, sources).split("\n")
-    raise AssertionError("nothing was raised")
+    return caught.value.with_traceback(caught.value.__traceback__.tb_next)
+
+
+def lines_of(function, sources=NOWHERE):
+    return traceback_text(raised(function), sources).split("\n")
 
 
 def calls(function, sources=NOWHERE):
-    """The frames of what a function raises, without the test's own."""
-    with pytest.raises(BaseException) as caught:
-        function()
-    return frames_of(caught.value.with_traceback(caught.value.__traceback__.tb_next), sources)
+    return frames_of(raised(function), sources)
 
 
 @pytest.fixture
