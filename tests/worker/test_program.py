@@ -97,13 +97,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def run_of(folder: Path, program: Program, size: int = 1, **settings) -> Run:
+    settings = {"num_processes": size, "cpu": True, "folder": str(folder / "runs"), "timeout": 60, **settings}
+    return Run(prepare(program, (), resolve(settings, {})), FrontEnd()).start()
+
+
 def by_workers(folder: Path, program: Program, size: int = 1, **settings) -> tuple[dict, str]:
     """What a program tells where workers run it, and what rank 0 writes."""
-    config = resolve(
-        {"num_processes": size, "cpu": True, "folder": str(folder / "runs"), "timeout": 60, **settings}, {}
-    )
-    run = Run(prepare(program, (), config), FrontEnd())
-    run.start().wait()
+    run = run_of(folder, program, size, **settings)
+    run.wait()
     facts_file = folder / f"told_{size - 1}"
     return json.loads(facts_file.read_text()) if facts_file.exists() else {}, run.logs(0)
 
@@ -210,10 +212,9 @@ def test_what_a_program_does_with_its_exceptions_is_done(folder):
         "    raise KeyError(3)\n"
         "fails()"
     )
-    config = resolve({"num_processes": 1, "cpu": True, "folder": str(folder / "runs")}, {})
-    run = Run(prepare(Program(ScriptFile(str(folder / "hooked.py"), "hooked.py")), (), config), FrontEnd())
+    run = run_of(folder, Program(ScriptFile(str(folder / "hooked.py"), "hooked.py")))
     with pytest.raises(KeyError) as caught:
-        run.start().wait()
+        run.wait()
     assert run.logs(0) == "hooked KeyError ['<module>', 'fails']\n"
     assert "accelerate_nb" not in caught.value.failures[0].traceback
 

@@ -38,13 +38,9 @@ def progress_of(loop, *arguments, **settings):
     return launch(listening, (loop, *arguments), **{**SETTINGS, **settings}).wait(60)
 
 
-def bar_named(name):
-    module, _, class_name = name.rpartition(".")
-    return getattr(import_module(module), class_name)
-
-
 def goes_through(name):
-    for _ in bar_named(name)(range(4), desc="going"):
+    module, _, class_name = name.rpartition(".")
+    for _ in getattr(import_module(module), class_name)(range(4), desc="going"):
         time.sleep(0.06)
 
 
