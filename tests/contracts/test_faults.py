@@ -14,17 +14,10 @@ from accelerate_nb import HangError, WorkerError
 from accelerate_nb.errors import PayloadError
 from tests.contracts import functions
 from tests.contracts.places import SessionExecutor, wait_for_ranks
+from tests.failures.test_exception_copy import Wants
 
 # What is raised where an interrupt was asked for: by a run, by a session, by a session that it did not reach.
 ENDED = (WorkerError, KeyboardInterrupt, HangError)
-
-
-class Refused(Exception):
-    """An exception whose constructor wants other arguments than it keeps."""
-
-    def __init__(self, code, reason):
-        super().__init__(f"{code}: {reason}")
-        self.code = code
 
 
 def test_a_worker_s_error_is_raised_here_with_its_rank_and_type(executor):
@@ -58,9 +51,9 @@ def test_an_error_defined_in_a_cell_is_caught_by_its_class_and_shows_the_cell_s_
 
 
 def test_an_error_whose_constructor_wants_more_than_it_keeps_has_its_type(executor):
-    with pytest.raises(Refused, match="7: no") as caught:
-        executor.run(functions.raises, Refused(7, "no"), 0)
-    assert caught.value.code == 7
+    with pytest.raises(Wants, match="7 and no") as caught:
+        executor.run(functions.raises, Wants(7, second="no"), 0)
+    assert caught.value.second == "no"
 
 
 @pytest.mark.parametrize("closes_first", [False, True])

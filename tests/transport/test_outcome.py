@@ -9,6 +9,7 @@ from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.outcome import failure_of, read_result, write_result
+from tests.transport.test_exception_chain import Holding
 
 NOWHERE = CellSources({}, {})
 
@@ -18,12 +19,6 @@ def file():
     descriptor = memory_file("test")
     yield descriptor
     os.close(descriptor)
-
-
-class Holding(Exception):
-    def __init__(self, what):
-        super().__init__("holding something")
-        self.what = what
 
 
 def brought_back(file, error):
@@ -76,7 +71,7 @@ def test_a_value_that_is_not_wanted_is_not_pickled(file):
 
 def test_an_exception_comes_back_with_what_it_holds(file):
     found = brought_back(file, Holding([1, 2]))
-    assert (type(found.error), found.error.what, found.modules) == (Holding, [1, 2], ("numpy",))
+    assert (type(found.error), found.error.held, found.modules) == (Holding, [1, 2], ("numpy",))
     assert (found.failure.rank, found.failure.message) == (1, "holding something")
 
 
