@@ -255,9 +255,12 @@ def a_client_reads_nothing(folder: Path, chance: random.Random) -> None:
 def the_folder_is_removed(folder: Path, chance: random.Random) -> None:
     """The ranks stop after a step that they share, the reason is raised, and no process is left."""
     run, processes = _running(folder, chance)
-    shutil.rmtree(run.folder)
-    _raises(lambda: run.wait(60), LaunchError, "its folder was removed while it ran")
-    assert are_gone(processes), "a process is left"
+    with Path(f"/proc/{host_of(run.folder).pid}/fd/2").open("rb") as log:
+        shutil.rmtree(run.folder)
+        _raises(lambda: run.wait(60), LaunchError, "its folder was removed while it ran")
+        assert are_gone(processes), "a process is left"
+        assert b"is stopped: its folder" in log.read(), "the run host does not write why"
+    assert not run.folder.exists(), "the folder has come again"
     assert len(set(steps_of(folder))) == 1, "the ranks stopped after different steps"
 
 

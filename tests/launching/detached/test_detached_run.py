@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -165,20 +164,6 @@ def test_sigterm_to_the_run_host_stops_all_ranks_after_the_same_step_and_its_cod
 
 
 @pytest.mark.slow
-def test_a_run_without_steps_whose_folder_is_deleted_stops_and_leaves_nothing(folder):
-    run = launch(sleeps, folder=str(folder), **{**SETTINGS, "stop_grace_period": 1.0})
-    assert comes(lambda: run.view.rank(0).state == run.view.rank(1).state == "running")
-    processes, host = processes_of(run.folder), host_of(run.folder)
-    with (Path(f"/proc/{host.pid}/fd/2")).open("rb") as log:
-        shutil.rmtree(run.folder)
-        with pytest.raises(LaunchError, match="its folder was removed while it ran"):
-            run.wait(30)
-        assert are_gone(processes)
-        assert b"is stopped: its folder" in log.read()
-    assert not run.folder.exists()
-
-
-@pytest.mark.slow
 def test_a_run_without_its_lock_is_not_taken_to_be_over_and_ends_by_sigterm(folder):
     run = running(folder)
     host, processes = host_of(run.folder), processes_of(run.folder)
@@ -209,12 +194,10 @@ def test_a_run_in_a_job_of_slurm_is_reached_from_another_machine_by_a_step_of_it
         run.wait(60)
 
 
-@pytest.mark.parametrize("setting", ["start_method", "engine"])
+@pytest.mark.parametrize("setting", [{"start_method": "fork"}, {"engine": "inline"}], ids=str)
 def test_what_would_end_with_this_process_is_refused(folder, setting):
-    value = {"start_method": "fork", "engine": "inline"}[setting]
-    settings = {**SETTINGS, "num_processes": 1}
     with pytest.raises(LaunchError, match="detach=True was requested"):
-        launch(trains, (1, 0, ""), folder=str(folder), **settings, **{setting: value})
+        launch(trains, (1, 0, ""), folder=str(folder), **{**SETTINGS, "num_processes": 1, **setting})
 
 
 def test_the_socket_is_its_users_alone_and_works_at_a_long_path(tmp_path):

@@ -15,6 +15,7 @@ import psutil
 from accelerate_nb import launch
 from accelerate_nb.events.event_codec import from_line
 from accelerate_nb.events.event_types import StateChange
+from tests.waiting import TIMEOUT
 
 SETTINGS: dict[str, Any] = {"num_processes": 2, "cpu": True, "config_file": "", "detach": True, "panel": False}
 # On a busy machine a step may take its time.
@@ -131,7 +132,7 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def comes(condition: Callable[[], object], timeout: float = 30.0) -> bool:
+def comes(condition: Callable[[], object], timeout: float = TIMEOUT) -> bool:
     """Wait until something is so; whether it came."""
     deadline = time.monotonic() + timeout
     # a file that is written anew may be empty when it is looked at again
