@@ -13,14 +13,7 @@ class Flaky:
 
 _ENDED = "the rank ended while its stack was asked for; why is not known yet, and the test now says how it ended"
 
-_NO_MODEL = (
-    "JupyterLab says at times that it found no model of a widget in a page that it loads slowly; why is not known yet"
-)
-
 FLAKY: dict[str, Flaky] = {
-    "tests/browser/test_running.py::test_a_page_that_is_loaded_anew_shows_the_run_again_and_can_stop_it": Flaky(
-        _NO_MODEL, "1 of 12 loads with the processor slowed down to a quarter"
-    ),
     "tests/worker/test_control_channel.py::"
     "test_stacks_of_a_rank_are_requested_as_often_as_one_likes_while_its_threads_run": Flaky(_ENDED, "1 of 15 runs"),
     "tests/failures/test_hang_report.py::"

@@ -86,7 +86,11 @@ def test_what_came_of_a_run_outlives_its_kernel(
     assert "was running when this notebook was saved" not in notebook.output(1)
 
 
-def test_a_page_loaded_anew_before_the_panel_is_saved_shows_the_run_again(
+# JupyterLab looks for the model of a view every 100 ms for two seconds: on a slow page its first pause outlasts them
+SLOW = "const later = setTimeout; window.setTimeout = (what, delay) => later(what, delay === 100 ? 3000 : delay)"
+
+
+def test_a_page_loaded_anew_shows_the_run_again_before_the_panel_is_saved_and_where_it_is_slow(
     lab: Server, opened: Callable[..., Notebook]
 ) -> None:
     notebook = opened(lab, TRAIN, RUN)
@@ -94,6 +98,10 @@ def test_a_page_loaded_anew_before_the_panel_is_saved_shows_the_run_again(
     notebook.start()
     panel = notebook.page.locator(".anb")
     moves(panel)
+    notebook.open(kernel=False)
+    moves(panel)
+    notebook.save()
+    notebook.page.add_init_script(SLOW)
     notebook.open(kernel=False)
     moves(panel)
     panel.get_by_role("button", name="Stop").click()

@@ -39,6 +39,20 @@ export function restorePanel(place, notebook) {
   cell.outputs.add({ output_type: "display_data", data, metadata: {} });
 }
 
+/** Draws a panel again where JupyterLab says that it found no model of it; returns what ends that. */
+export function redrawLostPanel(place, notebook, views) {
+  // it waits two seconds for a model and does not look again after its last pause, in which a slow page has made the model
+  const look = () => {
+    for (const output of document.querySelectorAll(".jp-OutputArea-output.jupyter-widgets:not([data-redrawn])")) {
+      if (output.textContent !== "Error displaying widget: model not found") continue;
+      output.dataset.redrawn = "true"; // what it shows may be another widget's, whose kernel has ended
+      const panels = panelOutputs(place?.panel, notebook);
+      if (views.size < panels.length) for (const [outputs, i] of panels) outputs.set(i, outputs.get(i).toJSON());
+    }
+  };
+  return watchPage(look);
+}
+
 /** Calls `onStart` when a save of the notebook starts, and notes how long it goes on; returns what ends that. */
 export function watchSaves(notebook, onStart) {
   const onSave = (_, state) => {
@@ -54,6 +68,7 @@ export async function saveNotebook(notebook) {
   const { model } = notebook;
   // during another save JupyterLab takes the file for changed by somebody else, and asks which version to keep
   for (let waits = 0; notebook[SAVING] && waits < 50; waits++) await new Promise((resolve) => setTimeout(resolve, 100));
+  if (notebook.isDisposed) return; // it was closed, as the kernel was shut down or later
   model.dirty = true;
   notebook[SAVING] = true;
   let changed = false;
@@ -91,6 +106,11 @@ export function observeReport(id, put) {
       put(report);
     }
   };
+  return watchPage(look);
+}
+
+/** Calls `look` now and whenever elements come into the page; returns what ends that. */
+function watchPage(look) {
   const watch = new MutationObserver(look);
   watch.observe(document.body, { childList: true, subtree: true });
   look();

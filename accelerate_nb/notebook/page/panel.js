@@ -7,7 +7,7 @@ import { Charts } from "./charts.js";
 import { buildRoot, div, escaped, readTheme, saveFile, set, watchTheme } from "./elements.js";
 import { count, duration, failureText, number, plain } from "./format.js";
 import { Head, noticesOf, RunBar, stacksOf } from "./head.js";
-import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, saveNotebook, takeNote, watchKernel, watchSaves } from "./notebook.js";
+import { endWithKernel, leaveNote, observeReport, redrawLostPanel, replacePanel, restorePanel, saveNotebook, takeNote, watchKernel, watchSaves } from "./notebook.js";
 import { Output } from "./output.js";
 import { nodeState, Ranks, ranksName, ranksOfNodes } from "./ranks.js";
 import { bell, knobsOf, notifyOfEnd, profilesOf, profileText, profiling, RunControls } from "./run_controls.js";
@@ -174,6 +174,7 @@ export default () => {
     };
     const unwatch = watchKernel(notebook?.sessionContext, { ended, connected });
     restorePanel(model.get("place"), notebook);
+    const unwatchLost = redrawLostPanel(model.get("place"), notebook, store.views);
     const unwatchSaves = watchSaves(notebook, () => {
       const { name, folder } = store.run;
       if (folder && !isOver()) leaveNote(model.get("place")?.panel, notebook, `${name} was running when this notebook was saved. Where its panel can't be shown, accelerate_nb.attach(${JSON.stringify(folder)}) brings it back, with its end.`);
@@ -182,6 +183,7 @@ export default () => {
     return () => {
       unobserve();
       unwatch();
+      unwatchLost();
       unwatchSaves();
       model.off("msg:custom", onMessage);
     };

@@ -14,9 +14,10 @@ NOTEBOOK = """
 (cell) => {
   const signal = () => { const slots = new Set(); return { connect: (s) => slots.add(s), disconnect: (s) => slots.delete(s), emit: (v) => slots.forEach((s) => s(null, v)) }; };
   const list = [{ data: { "application/vnd.jupyter.widget-view+json": { model_id: "p1" }, "text/html": "old" } }];
-  const outputs = { get length() { return list.length }, get: (i) => list[i], set: (i, v) => { list[i] = v }, add: (v) => list.push(v) };
+  const outputs = { get length() { return list.length }, get: (i) => ({ ...list[i], toJSON: () => list[i] }), set: (i, v) => { list[i] = v; puts.push(i) }, add: (v) => list.push(v) };
   const session = { statusChanged: signal(), connectionStatusChanged: signal(), kernelChanged: signal(), session: { kernel: { id: "k1" } } };
   window.session = session;
+  window.puts = [];
   window.outputs = list;
   window.saved = 0;
   window.content = { cells: [{ id: "c1", outputs }], dirty: false, contentChanged: signal() };
@@ -81,6 +82,14 @@ def test_a_kernel_that_is_shut_down_in_good_order_has_the_last_word(panel_page: 
     # the report is its own, and the notebook is saved with it
     panel_page.wait_for_function("window.saved === 1")
     assert panel_page.evaluate("window.outputs[0].data['text/html']") == "old"
+
+
+def test_a_notebook_that_is_closed_as_its_kernel_is_shut_down_is_not_saved(panel_page: Any) -> None:
+    panel_page.evaluate(
+        "() => { session.statusChanged.emit('terminating'); model.widget_manager.context.isDisposed = true }"
+    )
+    panel_page.wait_for_function("outputs[0].data['text/html'] !== 'old'")
+    assert panel_page.evaluate("[saved, content.dirty]") == [0, False]
 
 
 def test_a_detached_run_goes_on_without_the_kernel_and_the_panel_shows_how_to_attach(panel_page: Any) -> None:
@@ -152,3 +161,21 @@ def test_a_page_that_never_saw_the_panel_puts_it_back_under_its_cell(page: Any) 
     page.evaluate("() => window.start()")
     page.evaluate("() => { outputs[0] = { data: { 'text/plain': 'another run' } }; window.start() }")
     assert page.evaluate("() => outputs.length") == 1
+
+
+def test_a_panel_of_which_the_notebook_says_that_it_found_no_model_is_drawn_again_once(page: Any) -> None:
+    page.evaluate(NOTEBOOK)
+    gives_up = """() => here.insertAdjacentHTML(
+        "beforeend", '<div class="jp-OutputArea-output jupyter-widgets">Error displaying widget: model not found</div>')"""
+    page.evaluate("() => { window.end = panel.default().initialize({ model: { ...model } }) }")
+    page.evaluate(gives_up)
+    page.wait_for_function("puts.length > 0")
+    assert page.evaluate("puts") == [0]
+    # also where it said so before the model was made; and not where the panel is drawn, and another widget is lost
+    page.evaluate(NOTEBOOK)
+    page.evaluate("() => { end(); here.replaceChildren() }")
+    page.evaluate(gives_up)
+    page.evaluate("() => void start()")
+    assert page.evaluate("puts") == [0]
+    page.evaluate(gives_up)
+    assert page.evaluate("puts") == [0]
