@@ -94,12 +94,3 @@ def test_what_reads_a_kernel_is_known_by_its_command(command, reader):
 def test_a_kernel_whose_parent_can_not_be_seen_may_well_have_a_page(monkeypatch, parent):
     monkeypatch.setattr(hosting, "_shell", shell())
     assert host({"JPY_PARENT_PID": parent}).reader == "page"
-
-
-@pytest.mark.slow
-def test_a_notebook_that_is_executed_into_a_file_is_known(tmp_path):
-    notebook = tmp_path / "a.ipynb"
-    code = "import os\nfrom accelerate_nb.notebook.host import host\nprint(host(os.environ).reader)"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), notebook)
-    python("-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", notebook, check=True)
-    assert nbformat.read(notebook, 4).cells[0].outputs[0].text == "file\n"

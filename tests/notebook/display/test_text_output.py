@@ -24,13 +24,10 @@ for percent in range(0, 100, 10):
     front_end.refresh()
 """
 CELLS = {
-    "lines": """
-view.apply(line("hello", 1)); view.apply(line("INFO:root:trouble", 0, "stderr")); view.apply(line("bye"))
-""",
     "meant": """
 view.apply(LogLine(0, "stderr", "WARNING:root:slow", 0.0, meaning="warning"))
 view.apply(LogLine(0, "stderr", "ERROR:root:wrong", 0.0, meaning="error"))
-view.apply(line("\x1b[32mgreen\x1b[0m", 0, "stderr"))
+view.apply(line("\x1b[32mgreen\x1b[0m", 1, "stderr")); view.apply(line("bye"))
 """,
     "bars": BARS
     + """
@@ -53,12 +50,6 @@ def outputs():
     return {name: cell.outputs for name, cell in zip(CELLS, cells, strict=True)}
 
 
-def test_a_cell_shows_labelled_lines_on_their_streams_in_order(outputs):
-    assert [(output.name, output.text) for output in outputs["lines"]] == [
-        ("stdout", "[1] hello\n[0] INFO:root:trouble\n[0] bye\n")
-    ]
-
-
 def test_a_cell_shows_progress_in_one_block_that_is_gone_in_the_end(outputs):
     blocks = [output for output in outputs["bars"] if output.output_type == "display_data"]
     streams = [output for output in outputs["bars"] if output.output_type == "stream"]
@@ -70,7 +61,7 @@ def test_only_errors_go_to_standard_error_of_a_cell_which_a_page_paints_as_an_al
     assert [(output.name, output.text) for output in outputs["meant"]] == [
         ("stdout", "\x1b[93m[0] WARNING:root:slow\x1b[0m\n"),
         ("stderr", "[0] ERROR:root:wrong\n"),
-        ("stdout", "[0] \x1b[32mgreen\x1b[0m\n"),
+        ("stdout", "[1] \x1b[32mgreen\x1b[0m\n[0] bye\n"),
     ]
 
 
