@@ -68,6 +68,9 @@ def test_unregistered_it_is_gone(shell):
         ("%accelerate pull --", ["--all", "--rank"]),
         ("%accelerate restart --mixed-precision f", ["fp16", "fp8"]),
         ("%%accelerate --mixed-precision=b", ["bf16"]),
+        ("%%accelerate --mixed-precision bf16 --mix", []),
+        ("%%accelerate -n 2 --displays ", ["all", "main"]),
+        ("%%accelerate --res", ["--restart"]),
         ("x = %accelerate pu", ["pull", "push"]),
     ],
 )

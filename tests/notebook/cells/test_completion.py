@@ -1,25 +1,7 @@
 """Flags are completed as far as they are written, and told with their help."""
 
-import pytest
-
 from accelerate_nb.config.magic_args import cell_flags
 from accelerate_nb.notebook.cells.completion import completions, help_of
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("--mix", ["--mixed-precision"]),
-        ("--mixed-precision ", ["no", "fp16", "bf16", "fp8"]),
-        ("--mixed-precision b", ["bf16"]),
-        ("--mixed-precision=b", ["bf16"]),
-        ("--mixed-precision bf16 --mix", []),
-        ("-n 2 --displays ", ["main", "all"]),
-        ("--res", ["--restart"]),
-    ],
-)
-def test_flags_and_their_values_are_completed(text, found):
-    assert completions(text, cell_flags()) == found
 
 
 def test_an_empty_line_offers_every_flag():
