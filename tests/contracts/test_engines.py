@@ -14,6 +14,7 @@ import torch
 
 from accelerate_nb import WorkerError
 from accelerate_nb.errors import CheckpointError
+from accelerate_nb.transport.worker_spec import NetworkAddress, RankInfo
 from tests.contracts import functions
 from tests.contracts.places import wait_for_ranks
 
@@ -73,21 +74,18 @@ def test_what_workers_do_to_globals_of_the_notebook_stays_with_them(isolated, ce
 
 
 def test_workers_know_their_place_by_torchruns_variables(isolated, facts_run):
-    ports = set()
+    # where there are several nodes, each has one of the ranks
+    size, nodes = isolated.size, isolated.settings.get("num_nodes", 1)
+    meetings = set()
     for rank, found in enumerate(facts_run[0].results):
         environment = found["environment"]
-        size = isolated.size
-        # where there are several nodes, each has one of the ranks
-        nodes = isolated.settings.get("num_nodes", 1)
+        port, run = environment["MASTER_PORT"], environment["TORCHELASTIC_RUN_ID"]
         local_rank, node = (rank, 0) if nodes == 1 else (0, rank)
-        expected = {"RANK": rank, "ROLE_RANK": rank, "WORLD_SIZE": size, "ROLE_WORLD_SIZE": size}
-        expected |= {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": isolated.size // nodes}
-        expected |= {"GROUP_RANK": node, "GROUP_WORLD_SIZE": nodes, "MASTER_ADDR": "127.0.0.1"}
-        expected |= {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
-        expected |= {"TORCHELASTIC_USE_AGENT_STORE": True}
-        assert {name: environment[name] for name in expected} == {name: str(value) for name, value in expected.items()}
-        ports.add((environment["MASTER_PORT"], environment["TORCHELASTIC_RUN_ID"]))
-    assert len(ports) == 1
+        master = NetworkAddress("127.0.0.1", int(port))
+        place = RankInfo(rank, size, local_rank, size // nodes, master, run, node, nodes)
+        assert environment.items() >= place.environ().items()
+        meetings.add((port, run))
+    assert len(meetings) == 1
 
 
 def test_workers_find_the_arguments_the_folder_the_path_and_the_random_states_of_the_notebook(engine, facts_run):

@@ -81,6 +81,7 @@ def test_a_rank_info_holds_what_torchrun_sets():
         "GROUP_WORLD_SIZE": "2",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "12345",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": "abc",
         "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_MAX_RESTARTS": "3",
