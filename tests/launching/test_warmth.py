@@ -18,11 +18,9 @@ from accelerate_nb.launching.launcher import warm_early
 from accelerate_nb.supervisor.main import UNFIT
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import ForkWorker, Message, OpenGroup
-from tests.waiting import until
+from tests.waiting import TIMEOUT, until
 
 pytestmark = pytest.mark.usefixtures("supervisor")
-# How long a supervisor may take to be where a test wants it.
-TIMEOUT = 60.0
 
 
 @pytest.fixture

@@ -19,10 +19,9 @@ from accelerate_nb.launching.session import Session
 from accelerate_nb.transport.channel import Channel
 from tests.launching.node_agent.conftest import FarNodes
 from tests.nodes.trainings import TWO_NODES, waits
-from tests.waiting import until_lines
+from tests.waiting import TIMEOUT, until_lines
 
 pytestmark = pytest.mark.timeout(120)
-TIMEOUT = 60.0
 # Two on the first of two nodes.
 RANKS = 3
 

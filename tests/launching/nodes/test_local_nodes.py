@@ -18,10 +18,9 @@ from accelerate_nb.events.run_reader import kept_run, view_of
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.node_pool import LocalNodes
 from tests.nodes.trainings import TWO_NODES, agent_of, trains
-from tests.waiting import until
+from tests.waiting import TIMEOUT, until
 
 pytestmark = pytest.mark.timeout(120)
-TIMEOUT = 60.0
 
 
 def waits_in_a_collective() -> None:
