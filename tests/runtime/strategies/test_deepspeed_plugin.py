@@ -14,7 +14,7 @@ from accelerate.utils.deepspeed import HfDeepSpeedConfig as TheirConfig
 
 import accelerate_nb.utils as ours
 from accelerate_nb import Accelerator
-from accelerate_nb.errors import ConfigurationError, MissingExtraError
+from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
 from accelerate_nb.utils.deepspeed import HfDeepSpeedConfig
 
 ZERO3: dict[str, Any] = {
@@ -43,9 +43,6 @@ TABLE: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"offload_param_device": "cpu", "zero_stage": 3, "zero3_save_16bit_model": True}, {}),
     ({"zero_stage": 3, "zero3_init_flag": False}, {}),
     ({"zero_stage": 1, "zero3_init_flag": True}, {}),
-    ({"enable_msamp": True, "zero_stage": 1, "msamp_opt_level": "O2"}, {}),
-    ({"enable_msamp": True, "zero_stage": 3}, {}),
-    ({"enable_msamp": True, "zero_stage": 1, "msamp_opt_level": "O9"}, {}),
     ({"hf_ds_config": ZERO3}, {}),
     ({"hf_ds_config": ZERO3, "zero_stage": 2, "gradient_clipping": 2.0, "offload_optimizer_device": "cpu"}, {}),
     ({"hf_ds_config": {"zero_optimization": {"stage": 1}}}, {}),
@@ -68,7 +65,6 @@ TABLE: list[tuple[dict[str, Any], dict[str, str]]] = [
         },
     ),
     ({"zero_stage": 2}, {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}),
-    ({}, {"ACCELERATE_FP8_BACKEND": "MSAMP", "ACCELERATE_FP8_OPT_LEVEL": "O2"}),
 ]
 
 
@@ -94,6 +90,23 @@ def test_a_plugin_is_accelerates_key_by_key_also_of_a_file(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert plugin_of(ours, settings) == plugin_of(theirs, settings)
+
+
+def test_a_configuration_is_read_of_a_path_and_refused_of_another_object(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(ZERO3), encoding="utf-8")
+    assert ours.DeepSpeedPlugin(hf_ds_config=path).deepspeed_config["zero_optimization"]["stage"] == 3
+    with pytest.raises(ConfigurationError, match="configuration was given as 5, which is no file that exists"):
+        ours.DeepSpeedPlugin(hf_ds_config=5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend"), [({"enable_msamp": True, "msamp_opt_level": "O2"}, "TE"), ({}, "MSAMP")]
+)
+def test_ms_amp_is_refused_by_name(settings: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", backend)
+    with pytest.raises(NotYetError, match="MS-AMP was requested with DeepSpeed"):
+        ours.DeepSpeedPlugin(zero_stage=1, **settings)
 
 
 @pytest.mark.parametrize("precision", ["no", "fp16", "bf16", "fp8"])
