@@ -26,7 +26,7 @@ from accelerate_nb.runtime.xla.loader import sent
 from accelerate_nb.user_warnings import warn_user
 
 # What of `DistributedDataParallel` has a meaning where it does not do the averaging.
-_DID_YOU_MEAN = ("find_unused_parameters", "broadcast_buffers")
+_WITH_EFFECT = ("find_unused_parameters", "broadcast_buffers")
 _CHUNK = 64 * 2**20
 
 
@@ -41,7 +41,7 @@ class XlaDDP(Strategy):
         super().__init__(world)
         self.options = options or DistributedDataParallelKwargs()
         if options is not None and world.is_main:
-            left = sorted(set(options.to_kwargs()) - set(_DID_YOU_MEAN))
+            left = sorted(set(options.to_kwargs()) - set(_WITH_EFFECT))
             if options.comm_hook != type(options)().comm_hook:
                 left.append("comm_hook")
             if left:
