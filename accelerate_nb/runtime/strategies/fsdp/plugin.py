@@ -279,10 +279,8 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
 
     def _choose_mixed_precision(self) -> None:
         policy = self.mixed_precision_policy
-        if isinstance(policy, str):
-            self.set_mixed_precision(policy, override=True)
-        elif isinstance(policy, dict):
-            self.mixed_precision_policy = self._policy_of(policy)
+        if isinstance(policy, (str, dict)):
+            self.set_mixed_precision(policy, override=isinstance(policy, str))
         elif isinstance(policy, torch_fsdp.MixedPrecision):
             # the first version gives a model's outputs as they come, and casts its inputs at the root alone
             self.mixed_precision_policy = torch_fsdp.MixedPrecisionPolicy(
