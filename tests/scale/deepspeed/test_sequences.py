@@ -253,8 +253,6 @@ def test_a_batch_that_can_not_be_cut_is_named(batch: Any, message: str) -> None:
 
 
 def test_a_length_is_fixed_where_it_is_requested_so() -> None:
-    with pytest.raises(ConfigurationError, match="sp_seq_length=7 was requested with sp_size=2"):
-        split(sp_seq_length=7)
     with pytest.raises(DataError, match="length 6 came, but sp_seq_length=8"):
         split(sp_seq_length=8, sp_seq_length_is_variable=False).cut({"input_ids": torch.zeros(2, 6)})
 

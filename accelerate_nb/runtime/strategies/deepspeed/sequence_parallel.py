@@ -39,11 +39,6 @@ class SequenceParallel:
                 "Update it: pip install -U deepspeed"
             )
         self._config, self._size = config, world.mesh.sp
-        if (length := config.sp_seq_length) is not None and length % self._size:
-            raise ConfigurationError(
-                f"sp_seq_length={length} was requested with sp_size={self._size}, which does not divide it. Pad sequences to a "
-                f"multiple of {self._size}."
-            )
         rank = world.mesh.coordinates(world.rank).get("sp", 0)
         self._batches = SequenceBatches(SequencePart(rank, self._size, balanced=False))
         self._batch_size: int | None = None
