@@ -4,8 +4,8 @@ import itertools
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,20 +28,10 @@ def is_in_parts(weight: Any) -> bool:
     return hasattr(weight, "ds_id")
 
 
-def gathered(
-    weights: Iterable[Tensor] | Tensor, modifier_rank: int | None = None, fwd_module: Module | None = None
-) -> AbstractContextManager[Any]:
-    """A block, entered by all processes, in which weights are whole; changes are kept where `modifier_rank` makes them, else lost."""
-    from deepspeed.runtime.zero import GatheredParameters
-
-    found = [weights] if isinstance(weights, Tensor) else list(weights)
-    return GatheredParameters(  # type: ignore[no-any-return]  # the package has no types
-        [weight for weight in found if is_in_parts(weight)], modifier_rank=modifier_rank, fwd_module=fwd_module
-    )
-
-
 def complete_state(model: Module, *, is_kept: bool) -> dict[str, Any]:
     """Complete weights and buffers by name, on the CPU where they are in parts; whole one module at a time. All processes call it."""
+    from deepspeed.runtime.zero import GatheredParameters
+
     if not any(map(is_in_parts, model.parameters())):
         return model.state_dict()
     own = model.state_dict(keep_vars=True)
@@ -49,7 +39,7 @@ def complete_state(model: Module, *, is_kept: bool) -> dict[str, Any]:
     for _, group in itertools.groupby(own, lambda name: name.rpartition(".")[0]):
         names = list(group)
         weights = [own[name] for name in names]
-        with gathered(weights):
+        with GatheredParameters(weights):
             if is_kept:
                 for name, weight in zip(names, weights, strict=True):
                     value = weight.detach() if isinstance(weight, Tensor) else weight

@@ -27,13 +27,6 @@ from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Options, PrepareCall, PrepareRequest, Strategy
 from accelerate_nb.runtime.strategies.deepspeed import checkpoint, package, preparation
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
-from accelerate_nb.runtime.strategies.deepspeed.preparation import (
-    DeepSpeedOptimizerWrapper,
-    DeepSpeedSchedulerWrapper,
-    DummyOptim,
-    DummyScheduler,
-    map_pytorch_optim_to_deepspeed,
-)
 from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import SequenceParallel
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
@@ -80,8 +73,8 @@ class DeepSpeed(Strategy):
     copies_are_whole = False
     hooks_get_weights = False
     distributed_type = DistributedType.DEEPSPEED
-    optimizer_class = DeepSpeedOptimizerWrapper
-    placeholder_types = (DummyOptim,)
+    optimizer_class = preparation.DeepSpeedOptimizerWrapper
+    placeholder_types = (preparation.DummyOptim,)
 
     def __init__(self, world: World, plugins: Plugins | None = None) -> None:
         super().__init__(world)
@@ -215,14 +208,14 @@ class DeepSpeed(Strategy):
         plugin.set_moe_leaf_modules(model)
         preparation.fill_in(plugin, call, model, optimizer, scheduler)
         arguments: dict[str, Any] = {"model": self.precision.wrap_forward(model), "config": plugin.deepspeed_config}
-        if isinstance(optimizer, DummyOptim):
+        if isinstance(optimizer, preparation.DummyOptim):
             arguments["model_parameters"] = optimizer.params
-            if isinstance(scheduler, DummyScheduler) and scheduler.lr_scheduler_callable is not None:
+            if isinstance(scheduler, preparation.DummyScheduler) and scheduler.lr_scheduler_callable is not None:
                 arguments["lr_scheduler"] = scheduler.lr_scheduler_callable
         elif optimizer is not None:
             offloads = plugin.get_value("zero_optimization.offload_optimizer.device", "none") not in {"none", None}
             if offloads and plugin.get_value("zero_force_ds_cpu_optimizer", True):
-                self._replaced_optimizer, optimizer = optimizer, map_pytorch_optim_to_deepspeed(optimizer)
+                self._replaced_optimizer, optimizer = optimizer, preparation.map_pytorch_optim_to_deepspeed(optimizer)
             arguments["optimizer"] = optimizer
             if type(scheduler).__name__ in schedules:
                 arguments["lr_scheduler"] = scheduler
@@ -263,18 +256,18 @@ class DeepSpeed(Strategy):
     def moves(self, item: Any) -> bool:
         """Whether an object is a schedule that has to do with the engine."""
         return (
-            isinstance(item, (torch.optim.lr_scheduler.LRScheduler, DummyScheduler))
+            isinstance(item, (torch.optim.lr_scheduler.LRScheduler, preparation.DummyScheduler))
             or type(item).__name__ in self._package.runtime.lr_schedules.VALID_LR_SCHEDULES
         )
 
     def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
         """The schedule that the engine moves itself, as it is prepared; `None` for one that moves with the optimizer."""
         schedule = self._schedules.get(id(scheduler))
-        return None if schedule is None else DeepSpeedSchedulerWrapper(schedule, optimizers)
+        return None if schedule is None else preparation.DeepSpeedSchedulerWrapper(schedule, optimizers)
 
     def schedules_of(self, schedulers: Sequence[Any]) -> list[Any]:
         """Those that the engine does not save itself."""
-        return [item for item in schedulers if not isinstance(item, DeepSpeedSchedulerWrapper)]
+        return [item for item in schedulers if not isinstance(item, preparation.DeepSpeedSchedulerWrapper)]
 
     # A step
 
@@ -343,8 +336,10 @@ class DeepSpeed(Strategy):
     # Weights and checkpoints
 
     def gathered(self, weights: Any, modifier_rank: int | None, forward_module: Any) -> AbstractContextManager[Any]:
-        """A block in which weights of stage 3 are whole on every process."""
-        return checkpoint.gathered(weights, modifier_rank, forward_module)
+        """A block, entered by all processes, in which weights of stage 3 are whole; changes of `modifier_rank` alone are kept."""
+        return self._package.zero.GatheredParameters(  # type: ignore[no-any-return]  # the package has no types
+            weights, modifier_rank=modifier_rank, fwd_module=forward_module
+        )
 
     def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
         """The complete weights; of stage 3 on each machine's first process, and an empty dictionary on the others."""
