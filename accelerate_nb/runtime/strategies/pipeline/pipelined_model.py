@@ -116,15 +116,12 @@ class ScheduledRun:
             group=group,
         )
 
-    def step(self, parts: Sequence[Inputs], loss_of_part: Callable[[Any, int], Tensor]) -> list[Tensor]:
-        """Forward and backward of all parts; the losses of the parts, on the last stage's process."""
-        losses: list[Tensor] = []
+    def step(self, parts: Sequence[Inputs], loss_of_part: Callable[[Any, int], Tensor]) -> None:
+        """Forward and backward of all parts."""
 
         def finish(output: Any, number: int) -> Tensor:
-            loss = loss_of_part(output, number)
-            losses.append(loss.detach())
             # FSDP warns about a view that a module returns
-            return loss.reshape(1).clone()
+            return loss_of_part(output, number).reshape(1).clone()
 
         for stage in self.stages.values():
             stage.parts, stage.finish = parts, finish
@@ -133,7 +130,6 @@ class ScheduledRun:
         finally:
             for stage in self.stages.values():
                 stage.parts, stage.finish = (), None
-        return losses
 
 
 def _with_gradient(tensor: Tensor) -> Tensor:
