@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import SINGLE, Row, compared, main, on_one_and_two, timed, without_collector
+from tests.bench.rows import SINGLE, Row, compared, main, on_one_and_two, timed, together, without_collector
 
 LAYERS, WIDTH = 20, 1024
 SIZE = LAYERS * WIDTH * WIDTH * 4 / 1e6
@@ -59,14 +58,6 @@ def measure(rounds: int, folder: str) -> list[Row]:
         of_action = {name: times for name, times in taken.items() if name.startswith(action)}
         rows += compared(of_action, f"{action}, Accelerate", "ms", f"{counted(world.size, 'rank')}: {{}}", 1e3)
     return rows
-
-
-def together() -> None:
-    """All processes come here, and with them what they gave a GPU to do."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    if dist.is_initialized():
-        dist.barrier()
 
 
 def stepped(package: str, device: torch.device) -> Any:

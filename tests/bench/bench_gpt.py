@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.bench.rows import Row, compared, in_turns, main, on_gpus_or_tiny, timed
+from tests.bench.rows import Row, compared, finish, in_turns, main, on_gpus_or_tiny, timed
 
 Epoch = Callable[[], None]
 
@@ -87,7 +87,6 @@ def measure(shape: Shape, rounds: int, seconds: float = math.inf) -> list[Row]:
     }
     for epoch in loops.values():
         epoch()
-    finish = torch.cuda.synchronize if device.type == "cuda" else int
     ways = {name: partial(timed, epoch, before=finish, after=finish) for name, epoch in loops.items()}
     taken = in_turns(ways, rounds, until=until)
     tokens = shape.steps * shape.batch * shape.context

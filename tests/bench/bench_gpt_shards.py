@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.utils import release_memory
 from tests.bench.bench_gpt import GPT, TINY, Shape
-from tests.bench.rows import Row, compared, main, on_gpus_or_tiny, timed
+from tests.bench.rows import Row, compared, finish, main, on_gpus_or_tiny, timed
 from tests.ranks import run_on_ranks
 
 Step = Callable[[Tensor], None]
@@ -70,10 +70,9 @@ def _turn(name: str, shape: Shape, device: torch.device) -> tuple[float, float]:
     step = WAYS[name](partial(GPT, shape), bf16=True)
     for _ in range(2):
         step(tokens)
+    finish()
     if device.type == "cuda":
-        torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    finish = torch.cuda.synchronize if device.type == "cuda" else int
     count = 3 if shape is TINY else 5
     passed = timed(partial(step, tokens), count, before=dist.barrier, after=finish)
     peak = float(torch.cuda.max_memory_allocated()) if device.type == "cuda" else math.nan

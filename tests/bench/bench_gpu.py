@@ -47,7 +47,7 @@ def main() -> None:
         write(arguments.markdown, markdown_of(rows))
     if rows:
         about = ", ".join(f"{key} {value}" for key, value in machine(arguments.tiny).items())
-        print_rows(rows, load, as_json=False, about=about)
+        print_rows(rows, load, about)
     sys.exit(0 if rows else 1)
 
 

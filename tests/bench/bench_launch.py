@@ -30,9 +30,7 @@ MANY = 128  # ranks
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
     torch.set_num_threads(1)
-    held = torch.ones(arguments.resident << 18)  # in small pages, as Python's own objects are
-    rows = [row for name in arguments.only or SECTIONS for row in SECTIONS[name](arguments.rounds)]
-    return [*rows, Row("data that this process held", held.nbytes >> 20, "MiB")]
+    return [row for name in arguments.only or SECTIONS for row in SECTIONS[name](arguments.rounds)]
 
 
 def importing(rounds: int) -> list[Row]:
@@ -290,6 +288,5 @@ if __name__ == "__main__":
     main(
         *(measure, __doc__, 15),
         decimals=1,
-        resident={"type": int, "default": 0, "help": "MiB of data that this process holds, as a notebook does"},
         only={"nargs": "+", "choices": list(SECTIONS)},
     )

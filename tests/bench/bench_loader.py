@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import SINGLE, Row, compared, in_turns, main, on_one_and_two, timed, without_collector
+from tests.bench.rows import SINGLE, Row, compared, in_turns, main, on_one_and_two, timed, together, without_collector
 
 BATCHES = 300
 SIZE = 8
@@ -34,8 +34,7 @@ def of_way(way: str, rounds: int) -> list[Row]:
     }
     for loader in loaders.values():
         assert sum(1 for _ in loader) == BATCHES
-    meet = dist.barrier if dist.is_initialized() else int
-    ways = {name: partial(timed, partial(deque, loader, 0), before=meet) for name, loader in loaders.items()}
+    ways = {name: partial(timed, partial(deque, loader, 0), before=together) for name, loader in loaders.items()}
     with without_collector():
         taken = in_turns(ways, rounds)
     return compared(taken, "hand-written", "µs", f"{counted(processes(), 'rank')}, {way}: {{}}", 1e6 / BATCHES)

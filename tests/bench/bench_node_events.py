@@ -1,6 +1,5 @@
 """What the events of many ranks cost the notebook's process: real agents of nodes that are not there, each rank with ten lines a second."""
 
-import argparse
 import os
 import tempfile
 import time
@@ -12,22 +11,11 @@ from accelerate_nb import launch
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
 from accelerate_nb.launching.nodes import node_pool, run_nodes
 from accelerate_nb.transport.channel import ReceivedMessage
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, main
 from tests.bench.simulated_nodes import LINES_A_SECOND, SECONDS_VARIABLE, SimulatedNodes
 
 RANKS_OF_A_NODE = 8
 SIZES = (2, 8, 32, 128, 1024)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each number of ranks is measured")
-    parser.add_argument("--ranks", type=int, nargs="+", default=SIZES, help="the numbers of ranks")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    arguments = parser.parse_args()
-    load = os.getloadavg()[0]
-    rows = [row for ranks in arguments.ranks for row in measure(ranks, arguments.seconds)]
-    print_rows(rows, load, as_json=arguments.json, decimals=1)
 
 
 def measure(ranks: int, seconds: float) -> list[Row]:
@@ -74,4 +62,10 @@ def counted() -> Iterator[list[None]]:
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        lambda given: [row for ranks in given.ranks for row in measure(ranks, given.seconds)],
+        *(__doc__, None),
+        decimals=1,
+        seconds={"type": float, "default": 10.0, "help": "how long each number of ranks is measured"},
+        ranks={"type": int, "nargs": "+", "default": SIZES, "help": "the numbers of ranks"},
+    )

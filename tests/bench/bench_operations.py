@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import Row, compared, in_turns, main, timed, without_collector
+from tests.bench.rows import Row, compared, finish, in_turns, main, timed, without_collector
 from tests.ranks import run_on_ranks
 
 Call = Callable[[], object]
@@ -54,11 +54,6 @@ def measure(rounds: int, only: str) -> list[Row]:
             what = f"{dist.get_world_size()} ranks, {operation}: {{}}"
             rows += compared(in_turns(ways_, rounds), THEIRS, "µs", what, 1e6)
     return rows
-
-
-def finish() -> None:
-    if current_world().device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def agreed_count(call: Call) -> int:

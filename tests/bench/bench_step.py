@@ -19,7 +19,18 @@ from accelerate_nb.events.event_codec import EventSender
 from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import SINGLE, Row, compared, in_turns, main, on_one_and_two, timed, without_collector
+from tests.bench.rows import (
+    SINGLE,
+    Row,
+    compared,
+    finish,
+    in_turns,
+    main,
+    on_one_and_two,
+    timed,
+    together,
+    without_collector,
+)
 
 STEPS = 200
 Epoch = Callable[[], None]
@@ -39,16 +50,7 @@ def measure(rounds: int) -> list[Row]:
     for epoch in loops.values():
         epoch()
 
-    def finish() -> None:
-        if world.device.type == "cuda":
-            torch.cuda.synchronize(world.device)
-
-    def meet() -> None:
-        if dist.is_initialized():
-            dist.barrier()
-        finish()
-
-    ways = {name: partial(timed, epoch, before=meet, after=finish) for name, epoch in loops.items()}
+    ways = {name: partial(timed, epoch, before=together, after=finish) for name, epoch in loops.items()}
     with without_collector():
         taken = in_turns(ways, rounds)
     ranks = counted(world.size, "rank")

@@ -1,4 +1,4 @@
-"""What a benchmark measures in turns, and how it is told: to a person, or to a program."""
+"""What benchmarks share: their arguments, ways that take turns, waiting for each other, and the table of what was found."""
 
 import argparse
 import gc
@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from tests.ranks import run_on_ranks
 
@@ -33,7 +34,7 @@ class Row:
 def main(
     measure: Callable[[argparse.Namespace], Sequence[Row]],
     about: str | None,
-    rounds: int,
+    rounds: int | None,
     *,
     decimals: int = 2,
     note: str = "",
@@ -41,8 +42,8 @@ def main(
 ) -> None:
     """Measure what a command line asks for, and print what was found, with a `note` about it."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--rounds", type=int, default=rounds, help="how often each way is taken; they take turns")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help="how often each way is taken; they take turns")
     for name, details in flags.items():
         parser.add_argument(f"--{name}", **details)
     arguments = parser.parse_args()
@@ -50,7 +51,7 @@ def main(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     load = os.getloadavg()[0]
     if rows := measure(arguments):
-        print_rows(rows, load, as_json=arguments.json, about=note, decimals=decimals, rounds=arguments.rounds)
+        print_rows(rows, load, note, decimals)
 
 
 SINGLE: dict[str, Any] = {"action": "store_true", "help": "one process only"}
@@ -72,6 +73,19 @@ def on_gpus_or_tiny(
         return measure(arguments)
     print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
     return []
+
+
+def finish() -> None:
+    """Wait until GPUs have done what they were given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def together() -> None:
+    """Wait until all processes are here, and their GPUs have done what they were given."""
+    finish()
+    if dist.is_initialized():
+        dist.barrier()
 
 
 @contextmanager
@@ -140,13 +154,8 @@ def markdown_of(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def print_rows(
-    rows: Sequence[Row], load: float, *, as_json: bool, about: str = "", decimals: int = 2, **more: Any
-) -> None:
-    """Print what was measured, with the load of the machine before; `about` says more of it, `more` says it to a program."""
-    if as_json:
-        print(json_of(rows, load, **more))
-        return
+def print_rows(rows: Sequence[Row], load: float, about: str = "", decimals: int = 2) -> None:
+    """Print what was measured, with the load of the machine before; `about` says more of it."""
     print("; ".join(filter(None, [f"load average at the beginning: {load:.2f}", about])))
     width = max(len(row.name) for row in rows)
     for row in rows:
