@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.script import commands, shell
+from accelerate_nb.script import shell
 from tests.processes import python
 
 LAUNCHED = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", "TORCHELASTIC_RUN_ID": "test"}
@@ -100,30 +100,3 @@ def test_a_command_in_the_background_is_not_waited_for() -> None:
     shell.run("echo waiting > first &")
     shell.cell("bash", "--bg", "echo waiting > second")
     assert Path("first").read_text() == Path("second").read_text() == "waiting\n"
-
-
-def test_captured_lines_are_a_list_with_ipython_s_views() -> None:
-    lines = shell.capture("echo a; echo b >&2; exit 1")
-    assert (list(lines), lines.n, lines.s, lines.l) == (["a", "b"], "a\nb", "a b", lines)
-
-
-@pytest.mark.parametrize(
-    ("command", "text"),
-    [
-        ("cp {x} $x $x.real {x + 1}", "cp 1 1 1 2"),
-        ("echo $HOME {x}", "echo $HOME {x}"),
-        ("mkdir {x,y}", "mkdir {x,y}"),
-        ("awk '{print $1}'", "awk '{print $1}'"),
-        ("echo {{x}} $$x", "echo {x} $x"),
-        ("echo {1 / 0}", "echo {1 / 0}"),
-    ],
-)
-def test_names_are_expanded_where_all_of_them_have_values(command: str, text: str) -> None:
-    assert commands.expanded(command, {"x": 1}) == text
-
-
-def test_a_cell_keeps_what_a_program_writes_under_the_names_that_it_is_given() -> None:
-    shell.cell("bash", "--out found_out --err found_err --no-raise-error", "echo out; echo err >&2; exit 1")
-    assert (globals().pop("found_out"), globals().pop("found_err")) == ("out\n", "err\n")
-    with pytest.raises(subprocess.CalledProcessError):
-        shell.cell("bash", "--out found_out", "exit 1")
