@@ -1,7 +1,6 @@
 """What this package costs on NVIDIA GPUs, one or all that are here: ours, Hugging Face Accelerate's and bare PyTorch in turns."""
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -9,17 +8,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.bench import bench_checkpoints, bench_gpt, bench_gpt_shards, bench_operations, bench_step
+from tests.bench import bench_checkpoints, bench_gpt, bench_gpt_shards, bench_operations, bench_step, rank_moments
 from tests.bench.rows import Row, json_of, markdown_of, print_rows
 from tests.ranks import run_on_ranks
 
-# The part of the time that a section may take; one that is not over by then is left out, and said to be.
-PARTS = {"gpt": 0.25, "shards": 0.3, "launch": 0.1, "operations": 0.1, "step": 0.1, "checkpoints": 0.15}
 # Below this much memory on a GPU the batches of the GPT are a quarter.
 ROOM = 40 << 30
 # What torchrun says to a process; one that is alone is told nothing of the kind, or Accelerate takes it for one of several.
@@ -34,10 +32,11 @@ def main() -> None:
     load = os.getloadavg()[0]
     rows: list[Row] = []
     left_out: dict[str, str] = {}
-    for name in arguments.only or PARTS:
+    for name in arguments.only or SECTIONS:
         print(f"== {name}", flush=True)
         try:
-            for row in SECTIONS[name](arguments.tiny, PARTS[name] * arguments.seconds):
+            measure, share = SECTIONS[name]
+            for row in measure(arguments.tiny, share * arguments.seconds):
                 rows.append(row)
         except Exception as error:
             left_out[name] = str(error)
@@ -54,7 +53,7 @@ def main() -> None:
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long all of it may take, about")
-    parser.add_argument("--only", nargs="+", choices=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS))
     parser.add_argument("--tiny", action="store_true", help="on the CPU, with two ranks, a tiny model and few rounds")
     parser.add_argument("--json", type=Path, help="the file that gets the numbers for a program")
     parser.add_argument("--markdown", type=Path, help="the file that gets a table for the docs")
@@ -109,52 +108,22 @@ def sharding(tiny: bool, seconds: float) -> Iterator[Row]:
     return bench_gpt_shards.rows_of(ranks(tiny), 2 if tiny else 6, seconds, tiny=tiny)
 
 
-def first_moments(tiny: bool) -> tuple[float, float]:
-    """The whole work of a rank: when it began, and when its device had computed a number."""
-    begun = time.time()
-    device = "cpu" if tiny else f"cuda:{os.environ['LOCAL_RANK']}"
-    assert (torch.ones(2, device=device) + 1).sum().item() == 4
-    return begun, time.time()
-
-
-def note_moments(rank: int, folder: str, tiny: bool) -> None:
-    os.environ["LOCAL_RANK"] = str(rank)
-    Path(folder, str(rank)).write_text(json.dumps(first_moments(tiny)))
-
-
-def own_launch(tiny: bool) -> tuple[float, float]:
-    """Seconds of one launch of ours, until the last rank's first line, and until the last rank's first number."""
-    from accelerate_nb import launch
-
-    settings = {"num_processes": ranks(tiny), "cpu": tiny, "results": "all", "config_file": "", "panel": "off"}
-    with tempfile.TemporaryDirectory() as folder:
-        begin = time.time()
-        found = launch(first_moments, (tiny,), folder=folder, **settings).wait(60)
-    return max(begun for begun, _ in found) - begin, max(done for _, done in found) - begin
-
-
-def spawned(tiny: bool) -> tuple[float, float]:
-    """The same with fresh Pythons: what torch offers to a process whose CUDA is awake, which can't be forked."""
-    with tempfile.TemporaryDirectory() as folder:
-        begin = time.time()
-        torch.multiprocessing.spawn(note_moments, args=(folder, tiny), nprocs=ranks(tiny))
-        found = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(ranks(tiny))]
-    return max(begun for begun, _ in found) - begin, max(done for _, done in found) - begin
-
-
 def launching(tiny: bool, seconds: float) -> list[Row]:
     """Warm launches, first while CUDA sleeps in this process, then while it is awake."""
     rounds, until = (2 if tiny else 9), time.monotonic() + seconds / 2
-    own_launch(tiny)  # warm from here on
-    asleep = [own_launch(tiny) for _ in range(rounds)]
+    kind, size = "cpu" if tiny else "cuda", ranks(tiny)
+    launch = partial(rank_moments.launched, kind, num_processes=size, cpu=tiny)
+    launch()  # warm from here on
+    asleep = [launch() for _ in range(rounds)]
     assert not torch.cuda.is_initialized()
-    held = torch.ones(1 << 20, device="cpu" if tiny else "cuda")
+    held = torch.ones(1 << 20, device=kind)
     ours, theirs = "accelerate_nb, CUDA awake", "torch.multiprocessing.spawn, CUDA awake"
     found: dict[str, list[tuple[float, float]]] = {"accelerate_nb, CUDA asleep": asleep, ours: [], theirs: []}
     for turn in range(rounds):
-        found[ours].append(own_launch(tiny))
+        found[ours].append(launch())
+        # fresh Pythons: what torch offers to a process whose CUDA is awake, which can't be forked
         if turn < 3 and time.monotonic() < until:
-            found[theirs].append(spawned(tiny))
+            found[theirs].append(rank_moments.spawned(torch.multiprocessing.spawn, size, kind, nprocs=size))
     assert held.sum().item() == held.numel()
     rows = []
     for number, what in enumerate(("to the first line", "to a number that the device computed")):
@@ -189,13 +158,14 @@ def saving(tiny: bool, seconds: float) -> list[Row]:
         return in_one_process(bench_checkpoints.measure, 1 if tiny else 5, folder, limit=seconds)
 
 
-SECTIONS: dict[str, Callable[[bool, float], Iterable[Row]]] = {
-    "gpt": training,
-    "shards": sharding,
-    "launch": launching,
-    "operations": operating,
-    "step": stepping,
-    "checkpoints": saving,
+# With the part of the time that a section may take; one that is not over by then is left out, and said to be.
+SECTIONS: dict[str, tuple[Callable[[bool, float], Iterable[Row]], float]] = {
+    "gpt": (training, 0.25),
+    "shards": (sharding, 0.3),
+    "launch": (launching, 0.1),
+    "operations": (operating, 0.1),
+    "step": (stepping, 0.1),
+    "checkpoints": (saving, 0.15),
 }
 
 

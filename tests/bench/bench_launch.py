@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.bench.rank_moments import note, noted, reduced
 from tests.bench.rows import Row, in_turns, main
 
 CAPTURED = 512 << 20  # bytes
@@ -57,21 +58,9 @@ def answer_of(program: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def rendezvous() -> float:
-    """The whole work of a rank: an all-reduce with the others, and when it was done."""
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
-    return time.time()
-
-
 def first_reduce(package: str) -> float:
     import_module(package).Accelerator(cpu=True).reduce(torch.ones(1), "sum")
     return time.time()
-
-
-def record(folder: str, function: Callable[..., float], *args: Any) -> None:
-    """When a rank's work is done, for a launcher that returns nothing."""
-    Path(folder, os.environ["RANK"]).write_text(repr(function(*args)))
 
 
 def launching(rounds: int) -> list[Row]:
@@ -139,10 +128,10 @@ def launching_many(rounds: int) -> list[Row]:
 
 
 def rendezvous_from() -> tuple[float, float]:
-    return time.time(), rendezvous()
+    return time.time(), reduced()
 
 
-def ours(size: int, function: Callable[..., float] = rendezvous, args: tuple[Any, ...] = (), **settings: Any) -> float:
+def ours(size: int, function: Callable[..., float] = reduced, args: tuple[Any, ...] = (), **settings: Any) -> float:
     begin = time.time()
     return max(launched(function, size, args, **settings)) - begin
 
@@ -187,12 +176,12 @@ def _rendezvous_at(rank: int, size: int, port: int, answers: Any) -> None:
     os.environ.update({name: str(value) for name, value in variables.items()})
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    answers.send(rendezvous())
+    answers.send(reduced())
     sys.stdout.flush()
     os._exit(0)
 
 
-def accelerate_s(size: int, function: Callable[..., float] = rendezvous, *args: Any) -> float:
+def accelerate_s(size: int, function: Callable[..., float] = reduced, *args: Any) -> float:
     """Seconds of one launch with Hugging Face Accelerate, which forks this process by way of torch's elastic agent."""
     from accelerate import notebook_launcher
 
@@ -203,8 +192,8 @@ def accelerate_s(size: int, function: Callable[..., float] = rendezvous, *args: 
         try:
             with redirect_stdout(nothing), redirect_stderr(nothing):
                 begin = time.time()
-                notebook_launcher(record, (folder, function, *args), num_processes=size, use_port=port)
-            return max(float(Path(folder, str(rank)).read_text()) for rank in range(size)) - begin
+                notebook_launcher(note, (folder, function, *args), num_processes=size, use_port=port)
+            return float(max(noted(folder, size))) - begin
         finally:
             del os.environ["ACCELERATE_USE_CPU"]
 

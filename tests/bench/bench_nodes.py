@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from accelerate_nb import launch
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.launching.nodes import node_pool
 from tests.bench.node_peers import ray_cluster, ray_train, torchrun
+from tests.bench.rank_moments import reduced
 from tests.bench.rows import Row, compared, in_turns, main
 from tests.nodes.hosts import Hosts, made_hosts
 
@@ -84,20 +83,11 @@ def way(settings: dict[str, object], folder: Path) -> Callable[[], TimedLaunch]:
     def once() -> TimedLaunch:
         begin = time.time()
         usual = {"num_processes": RANKS, "cpu": True, "config_file": "", "panel": "off", "results": "all"}
-        run = launch(rendezvous, folder=str(folder), **usual, **settings)
-        reduced = max(run.wait(120))
-        return TimedLaunch(1e3 * (reduced - begin), 1e3 * (time.time() - begin))
+        run = launch(reduced, folder=str(folder), **usual, **settings)
+        done = max(run.wait(120))
+        return TimedLaunch(1e3 * (done - begin), 1e3 * (time.time() - begin))
 
     return once
-
-
-def rendezvous() -> float:
-    """The whole work of a rank: an all-reduce with the others, and when it was done."""
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
-    done = time.time()
-    dist.destroy_process_group()
-    return done
 
 
 if __name__ == "__main__":

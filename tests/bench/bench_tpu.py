@@ -1,22 +1,20 @@
 """What a training through torch_xla costs: ours, Hugging Face Accelerate's and hand-written code in turns, without a chip."""
 
 import argparse
-import json
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.bench import rank_moments
 from tests.bench.rows import Row, compared, in_turns, main, timed
 
 STEPS, WIDTH = 20, 64
@@ -123,50 +121,21 @@ WRITTEN: dict[str, Callable[[], Epoch]] = {
 
 def launching(rounds: int) -> list[Row]:
     """From a warm launch's call to the function's first line, and to the first number that its device has computed."""
-    import torch_xla  # noqa: F401 - as a notebook that has used it would be; the runtime stays asleep
+    # as a notebook that has used it would be; the runtime stays asleep
+    from torch_xla.distributed.xla_multiprocessing import spawn
 
-    ways: dict[str, Callable[[], tuple[float, float]]] = {
-        "xmp.spawn, fork": partial(torch_xla_s, "fork"),
-        "xmp.spawn, spawn": partial(torch_xla_s, "spawn"),
-        "accelerate_nb": own_launch,
+    ways = {
+        "xmp.spawn, fork": partial(rank_moments.spawned, spawn, 1, "xla", start_method="fork"),
+        "xmp.spawn, spawn": partial(rank_moments.spawned, spawn, 1, "xla", start_method="spawn"),
+        "accelerate_nb": partial(rank_moments.launched, "xla", num_processes=1),
     }
-    own_launch()  # warm from here on
+    ways["accelerate_nb"]()  # warm from here on
     found = in_turns(ways, rounds)
     rows = []
     for number, what in enumerate(("the first line", "a number that the device computed")):
         taken = {name: [run[number] for run in times] for name, times in found.items()}
         rows += compared(taken, "xmp.spawn, fork", "ms", f"warm launch to {what}: {{}}", 1e3)
     return rows
-
-
-def first_moments() -> tuple[float, float]:
-    """The whole work of a rank: when it began, and when its device had computed something."""
-    begun = time.time()
-    import torch_xla
-
-    number = float((torch.ones(2, device=torch_xla.device()) + 1).sum().cpu())
-    assert number == 4
-    return begun, time.time()
-
-
-def note_moments(index: int, folder: str) -> None:
-    Path(folder, str(index)).write_text(json.dumps(first_moments()))
-
-
-def own_launch() -> tuple[float, float]:
-    begin = time.time()
-    begun, done = on_device(first_moments)
-    return begun - begin, done - begin
-
-
-def torch_xla_s(method: str) -> tuple[float, float]:
-    from torch_xla.distributed import xla_multiprocessing as xmp
-
-    with tempfile.TemporaryDirectory() as folder:
-        begin = time.time()
-        xmp.spawn(note_moments, args=(folder,), start_method=method)
-        begun, done = json.loads(Path(folder, "0").read_text())
-    return begun - begin, done - begin
 
 
 def printing(rounds: int) -> list[Row]:

@@ -8,13 +8,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from accelerate_nb.errors import MissingExtraError
+from tests.bench.rank_moments import note, noted, reduced
 
 NODES, RANKS_OF_A_NODE = 2, 2
 MEMORY = 80 << 20
@@ -36,7 +35,7 @@ def torchrun() -> float:
             for node in range(NODES)
         ]
         assert [node.wait(120) for node in nodes] == [0] * NODES
-        return 1e3 * (_last(folder) - begin)
+        return 1e3 * (max(noted(folder, NODES * RANKS_OF_A_NODE)) - begin)
 
 
 @contextmanager
@@ -65,7 +64,7 @@ def ray_train() -> float:
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = TorchTrainer(
-            _all_reduce_on_each,
+            lambda config: note(config["folder"], reduced),
             train_loop_config={"folder": folder},
             torch_config=TorchConfig(backend="gloo"),
             scaling_config=ScalingConfig(num_workers=NODES * RANKS_OF_A_NODE, placement_strategy="SPREAD"),
@@ -73,22 +72,9 @@ def ray_train() -> float:
         )
         begin = time.time()
         trainer.fit()
-        return 1e3 * (_last(folder) - begin)
-
-
-def _all_reduce_on_each(config: dict[str, str]) -> None:
-    """The work of a rank whose process group is there: an all-reduce, and when it was done."""
-    dist.all_reduce(torch.ones(1))
-    Path(config["folder"], f"done_{dist.get_rank()}").write_text(repr(time.time()))
-
-
-def _last(folder: str) -> float:
-    times = [float(path.read_text()) for path in Path(folder).glob("done_*")]
-    assert len(times) == NODES * RANKS_OF_A_NODE
-    return max(times)
+        return 1e3 * (max(noted(folder, NODES * RANKS_OF_A_NODE)) - begin)
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    _all_reduce_on_each({"folder": sys.argv[1]})
+    note(sys.argv[1], reduced)
     dist.destroy_process_group()
