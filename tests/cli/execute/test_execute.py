@@ -20,6 +20,7 @@ from accelerate_nb.cli.main import main
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, ExportError, MissingExtraError
 from accelerate_nb.export.notebook import read
+from tests.export.making import code, markdown, notebook
 from tests.processes import python
 
 COMMAND = [sys.executable, "-m", "accelerate_nb", "launch"]
@@ -34,18 +35,6 @@ shape = (1.0,)
 fast = False
 name: str | None = None
 """
-
-
-def tagged(source: str, *tags: str) -> Any:
-    """A cell of code with these tags."""
-    return new_code_cell(source, metadata={"tags": list(tags)})
-
-
-def notebook(path: Path, *cells: Any, metadata: Any = PYTHON) -> Path:
-    """A notebook with these cells; a text is a cell of code."""
-    made = [new_code_cell(cell) if isinstance(cell, str) else cell for cell in cells]
-    nbformat.write(new_notebook(cells=made, metadata=metadata), path)
-    return path
 
 
 def printed(cell: Any) -> str:
@@ -66,17 +55,17 @@ def train():
     return accelerator.num_processes
 """
 CELLS = [
-    new_markdown_cell("# A training"),
-    tagged(PARAMETERS, "parameters"),
-    tagged("lr = 7", "injected-parameters"),
+    markdown("# A training"),
+    code(PARAMETERS, "parameters"),
+    code("lr = 7", "injected-parameters"),
     TRAIN,
     "notebook_launcher(train)",
     "notebook_launcher(train, num_processes=1, panel='text')",
     "%%accelerate\nprint('size', world_size)",
     "run = launch(train)",
     "(run.wait(), lr, epochs, str(data))",
-    tagged("1 / 0", "raises-exception"),
-    tagged("print('skipped')", "skip-execution"),
+    code("1 / 0", "raises-exception"),
+    code("print('skipped')", "skip-execution"),
     "import os, sys\nprint('to', 'stderr', file=sys.stderr)\nprint(os.getcwd())\ndef fails():\n    raise KeyError('x')",
     "\nfails()",
     "print('never')",
@@ -88,8 +77,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, subprocess.Comp
     """A notebook after its execution, the command that executed it, and its folder."""
     folder = tmp_path_factory.mktemp("executed")
     (folder / "work").mkdir()
-    metadata = {"kernelspec": {"name": "of-somebody", "display_name": "Somebody's", "language": "python"}}
-    notebook(folder / "work" / "train.ipynb", *CELLS, metadata=metadata)
+    kernel = {"name": "of-somebody", "display_name": "Somebody's", "language": "python"}
+    notebook(folder / "work" / "train.ipynb", *CELLS, kernelspec=kernel)
     words = ["work/train.ipynb", "--execute", "-o", "out.ipynb", "--cpu", "-n", "2"]
     words += ["--", "--lr", "3e-4", "--epochs", "5"]
     folders = {"HF_HOME": str(folder / "home"), "ACCELERATE_NB_FOLDER": str(folder / "runs")}
@@ -240,7 +229,7 @@ def test_a_second_signal_kills_a_kernel_that_does_not_stop(folder):
     ],
 )
 def test_a_parameters_cell_gives_what_the_command_line_sets(tmp_path, words, values):
-    path = notebook(tmp_path / "a.ipynb", tagged(PARAMETERS, "parameters"))
+    path = notebook(tmp_path / "a.ipynb", code(PARAMETERS, "parameters"))
     parameters = execute.parameter_values(read(path), words)
     assert parameters == values
     names: dict[str, Any] = {}
@@ -249,7 +238,7 @@ def test_a_parameters_cell_gives_what_the_command_line_sets(tmp_path, words, val
 
 
 def test_a_wrong_parameter_ends_the_command_before_a_kernel_starts(tmp_path, capsys):
-    path = notebook(tmp_path / "a.ipynb", tagged(PARAMETERS, "parameters"))
+    path = notebook(tmp_path / "a.ipynb", code(PARAMETERS, "parameters"))
     with pytest.raises(SystemExit) as end:
         main(["launch", str(path), "--execute", "--", "--learning-rate", "1"])
     assert end.value.code == 2
@@ -257,7 +246,7 @@ def test_a_wrong_parameter_ends_the_command_before_a_kernel_starts(tmp_path, cap
     bare = notebook(tmp_path / "b.ipynb", "lr = 1")
     with pytest.raises(ConfigurationError, match=r"'--lr' was given, but b.ipynb has no parameters"):
         execute.parameter_values(read(bare), ["--lr", "1"])
-    wrong = notebook(tmp_path / "c.ipynb", tagged("x = 1\nlr = open('a')", "parameters"))
+    wrong = notebook(tmp_path / "c.ipynb", code("x = 1\nlr = open('a')", "parameters"))
     with pytest.raises(ExportError, match=r"c.ipynb, cell 1, line 2: .* no literal"):
         execute.parameter_values(read(wrong), ["--x", "1"])
     assert execute.parameter_values(read(wrong), []) == {}
@@ -287,7 +276,7 @@ def test_a_panel_that_was_set_anywhere_stays(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_prints_and_starts_nothing(tmp_path, capsys):
-    path = notebook(tmp_path / "a.ipynb", tagged("lr = 1", "parameters"))
+    path = notebook(tmp_path / "a.ipynb", code("lr = 1", "parameters"))
     before = path.read_bytes()
     assert main(["launch", str(path), "--execute", "--dry-run", "-n", "2", "--", "--lr", "2"]) == 0
     output = capsys.readouterr().out
@@ -331,8 +320,8 @@ def test_a_missing_package_names_its_extra(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("form", ["3", "4.2", "no ids", "broken"])
 def test_an_old_or_broken_notebook_is_written_as_a_valid_one(tmp_path, form):
-    parameters_cell = tagged("lr = 1", "parameters")
-    parameters_cell.update(execution_count=7, outputs=[nbformat.v4.new_output("stream", text="old")])
+    old = {"execution_count": 7, "outputs": [nbformat.v4.new_output("stream", text="old")]}
+    parameters_cell = new_code_cell("lr = 1", metadata={"tags": ["parameters"]}, **old)
     content = new_notebook(cells=[new_markdown_cell("# Title"), parameters_cell], metadata={**PYTHON, "widgets": {}})
     if form == "3":
         content = nbformat.convert(content, 3)
