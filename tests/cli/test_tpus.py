@@ -90,6 +90,7 @@ def test_a_function_that_a_file_names_is_called_and_the_flag_wins(tmp_path):
 def test_workers_find_what_makes_bf16_keep_doubles(tmp_path):
     words = ["--tpu", "--mixed_precision", "bf16"]
     assert request_of(*words, "--downcast_bf16").variables["XLA_DOWNCAST_BF16"] == "1"
+    assert request_of("--tpu", "--mixed_precision", "no", "--downcast_bf16").variables == {}
     yes = file_of(tmp_path, downcast_bf16="yes")
     assert request_of(*words, "--config_file", yes).variables["XLA_DOWNCAST_BF16"] == "1"
     assert request_of(*words, "--config_file", file_of(tmp_path, downcast_bf16="no")).variables == {}

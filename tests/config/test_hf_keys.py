@@ -1,7 +1,6 @@
 """What Accelerate's configuration files say of TPUs is read, and leads to a launch through torch_xla."""
 
 import pytest
-import yaml
 from accelerate.commands.config.config_args import ClusterConfig
 
 from accelerate_nb.config import hf_files, hf_keys
@@ -39,16 +38,6 @@ def test_the_file_that_accelerates_questionnaire_writes_for_a_pod_is_read_whole(
     assert config.training.mixed_precision == "bf16"
 
 
-def test_what_is_written_is_read_again_and_accelerate_reads_it_too(tmp_path):
-    path = tmp_path / "tpu.yaml"
-    tpus_config = TpusConfig(function="go", downcasts=True, is_pod=True, name="n", environment=("A=1",))
-    path.write_text(yaml.safe_dump({"distributed_type": "XLA", **tpus_config.keys()}))
-    assert hf_keys.tpus_of(hf_files.read(path)) == tpus_config
-    theirs = ClusterConfig.from_yaml_file(str(path))
-    assert (theirs.main_training_function, theirs.downcast_bf16) == ("go", True)
-    assert (theirs.tpu_use_cluster, theirs.tpu_name, theirs.tpu_env) == (True, "n", ["A=1"])
-
-
 def test_a_file_that_sets_nothing_of_tpus_leaves_the_defaults():
     assert hf_keys.tpus_of({"num_processes": 2, "tpu_env": [""], "tpu_name": ""}) == TpusConfig()
     assert resolve({}, {}, {"num_processes": 2}).launching.engine == "auto"
@@ -80,8 +69,3 @@ def test_whoever_requests_the_cpu_gets_it_with_a_file_for_tpus_too(arguments, en
 def test_what_no_value_can_be_is_named_with_its_key():
     with pytest.raises(ConfigurationError, match="tpu_use_sudo in the configuration file is 'perhaps'"):
         hf_keys.tpus_of({"tpu_use_sudo": "perhaps"})
-
-
-def test_workers_receive_another_bf16_only_where_bf16_is_requested():
-    assert TpusConfig(downcasts=True).variables("bf16")["XLA_DOWNCAST_BF16"] == "1"
-    assert TpusConfig(downcasts=True).variables("no") == TpusConfig().variables("bf16") == {}
