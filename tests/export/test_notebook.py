@@ -103,12 +103,10 @@ def test_what_is_no_notebook_is_reported_in_one_line(tmp_path, content, message)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_a_folder_and_an_unreadable_file_are_reported(tmp_path):
+def test_a_missing_and_an_unreadable_file_are_reported(tmp_path):
     notebook(tmp_path / "train.ipynb", "x")
     with pytest.raises(ExportError, match=r"no such file\. Did you mean .*train\.ipynb\?"):
         read(tmp_path / "train")
-    with pytest.raises(ExportError, match="it is a folder"):
-        read(tmp_path)
     (tmp_path / "locked.ipynb").symlink_to(tmp_path / "locked.ipynb")
     with pytest.raises(ExportError, match="can't be: "):
         read(tmp_path / "locked.ipynb")
