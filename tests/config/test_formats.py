@@ -163,20 +163,6 @@ def test_a_long_call_stands_on_several_lines():
     assert cell.splitlines()[1:3] == ["    train,", "    num_processes=2,"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--num-proceses", "2"], "Did you mean --num-processes?"),
-        (["--num-processes"], "without a value"),
-        (["--num-processes", "two"], "'two', but num_processes should be"),
-        (["--no-num-processes"], "Did you mean --num-processes?"),
-    ],
-)
-def test_a_command_line_that_means_nothing_is_reported(words, message):
-    with pytest.raises(ConfigurationError, match=message.replace("?", r"\?")):
-        formats.read_words(words, all_settings(), "The command line")
-
-
 def test_where_each_value_was_set_is_known():
     environment = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_CPU": "1"}
     sources = ({"cpu": False}, environment, {"num_processes": 2, "mixed_precision": "fp16"})

@@ -78,6 +78,7 @@ def test_flags_of_settings_and_of_cells_never_share_a_name():
     [
         ("--mixed-precison bf16", "Did you mean --mixed-precision?"),
         ("--background-run", "Did you mean --background?"),
+        ("--no-num-processes", "Did you mean --num-processes?"),
         ("--zzz", "Leave it out. It knows -n, --address, --autolog, --background"),
         ("train.py", "'train.py', which is no flag"),
         ("-n", "--num-processes without a value. It should be a whole number"),
