@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import Accelerator
+from tests.runtime.loops import flat
 
 SAMPLES, BATCH = 48, 4
 # module-scoped, and yet a dozen trainings that XLA compiles
@@ -50,10 +51,6 @@ def parts(case: Case, device: torch.device | None = None) -> tuple[nn.Module, to
     return model, optimizer, DataLoader(TensorDataset(inputs, targets), batch_size=BATCH), schedule
 
 
-def values(model: nn.Module) -> Weights:
-    return [parameter.detach().cpu().flatten().tolist() for parameter in model.parameters()]
-
-
 def by_hand(case: Case) -> Weights:
     import torch_xla
     import torch_xla.core.xla_model as xm
@@ -71,7 +68,7 @@ def by_hand(case: Case) -> Weights:
             xm.optimizer_step(optimizer)
             schedule.step()
             optimizer.zero_grad()
-    return values(model)
+    return flat(model)
 
 
 def by_accelerate(case: Case) -> Weights:
@@ -104,7 +101,7 @@ def by_accelerator(accelerator_class: Callable[..., Any], case: Case, **accumula
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-    weights = values(accelerator.unwrap_model(model))
+    weights = flat(accelerator.unwrap_model(model))
     accelerator.end_training()
     return weights
 

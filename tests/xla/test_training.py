@@ -11,22 +11,23 @@ from accelerate_nb.big_models.memory import get_max_memory
 from accelerate_nb.big_models.tensors import as_device, best_device
 from accelerate_nb.runtime.xla import device as xla
 from tests.ranks import run_on_ranks
+from tests.runtime.loops import flat
 from tests.xla.weights import fixed
 
 
-def model_and_data(samples: int = 64) -> tuple[torch.nn.Module, Any]:
+def model_and_data() -> tuple[torch.nn.Module, Any]:
     model = fixed(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)))
     draw = torch.Generator().manual_seed(1)
-    data = TensorDataset(torch.randn(samples, 8, generator=draw), torch.randn(samples, 2, generator=draw))
+    data = TensorDataset(torch.randn(64, 8, generator=draw), torch.randn(64, 2, generator=draw))
     return model, data
 
 
 def trained(
-    optimizer: str, precision: str, steps: int, *, clips: bool, samples: int = 64, cpu: bool = False, raw: bool = False
+    optimizer: str, precision: str, steps: int, *, clips: bool, cpu: bool
 ) -> tuple[list[int], list[list[float]]]:
     """How many programs were compiled before each batch and after the last, and the weights."""
     accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=steps, cpu=cpu)
-    model, data = model_and_data(samples)
+    model, data = model_and_data()
     prepared_optimizer: torch.optim.Optimizer = (
         torch.optim.AdamW(model.parameters(), 0.01)
         if optimizer == "adamw"
@@ -43,7 +44,7 @@ def trained(
             counts.append(count() - before)
             with accelerator.accumulate(model):
                 loss = torch.nn.functional.mse_loss(model(inputs), targets)
-                loss.backward() if raw else accelerator.backward(loss)
+                accelerator.backward(loss)
                 if clips and accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 0.5)
                 prepared_optimizer.step()
@@ -53,8 +54,7 @@ def trained(
             if len(counts) % 5 == 0:
                 accelerator.print(len(counts), loss)
         counts.append(count() - before)
-    inner = accelerator.unwrap_model(model)
-    weights = [parameter.detach().cpu().flatten().tolist() for parameter in inner.parameters()]
+    weights = flat(accelerator.unwrap_model(model))
     accelerator.end_training()
     return counts, weights
 

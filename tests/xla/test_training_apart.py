@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from accelerate_nb import Accelerator, DistributedDataParallelKwargs
 from accelerate_nb.errors import ConfigurationError
 from tests.ranks import run_on_ranks
+from tests.runtime.loops import flat
 from tests.xla.weights import fixed
 
 SAMPLES = 22
@@ -39,7 +40,7 @@ def gan(cpu: bool) -> list[list[float]]:
             accelerator.backward(cross_entropy(fooled, torch.ones_like(fooled)))
             makes.step()
             makes.zero_grad()
-    weights = [item.detach().cpu().flatten().tolist() for item in (*maker.parameters(), *judge.parameters())]
+    weights = [*flat(maker), *flat(judge)]
     accelerator.end_training()
     return weights
 
@@ -67,7 +68,7 @@ def branches(cpu: bool) -> tuple[list[list[float]], bool]:
         optimizer.step()
         optimizer.zero_grad()
     inner = accelerator.unwrap_model(model)
-    weights = [parameter.detach().cpu().flatten().tolist() for parameter in inner.parameters()]
+    weights = flat(inner)
     never = inner.heads[2].weight.grad is None
     accelerator.end_training()
     return weights, never
@@ -107,8 +108,7 @@ def accumulated(cpu: bool) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
         seen += accelerator.gather_for_metrics(batch * SAMPLES).flatten().round().int().tolist()
-    inner = accelerator.unwrap_model(model)
-    weights = [parameter.detach().cpu().flatten().tolist() for parameter in inner.parameters()]
+    weights = flat(accelerator.unwrap_model(model))
     accelerator.end_training()
     return {"seen": seen, "steps": steps, "weights": weights}
 
