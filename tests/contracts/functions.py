@@ -125,10 +125,6 @@ def is_stuck_here():
     threading.Event().wait(60)
 
 
-def gets_stuck():
-    is_stuck_here()
-
-
 def fails_the_first_time(folder):
     count = Path(folder, f"attempts_{rank()}")
     attempt = len(count.read_text()) if count.exists() else 0

@@ -95,7 +95,7 @@ def test_a_run_that_takes_too_long_is_ended_with_every_rank_s_stack(apart):
     # by then the ranks have certainly begun, however busy this machine is
     limit = 1 + 2 * (time.monotonic() - began)
     with pytest.raises(HangError) as caught:
-        apart.run(functions.gets_stuck, timeout=limit)
+        apart.run(functions.is_stuck_here, timeout=limit)
     text = str(caught.value)
     text = text[text.index("\nrank 0:") :]  # before them is said in short where the ranks are
     for rank in range(apart.size):
