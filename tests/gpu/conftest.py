@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="torch sees no NVIDIA GPU here: `make test-gpu` runs this on one"))
 
 
-@pytest.fixture(params=["cpu", ON_A_GPU])
+@pytest.fixture(scope="module", params=["cpu", ON_A_GPU])
 def device(request: pytest.FixtureRequest) -> str:
     """The kind of device on which a test's promise is tried, in torch's word."""
     return str(request.param)

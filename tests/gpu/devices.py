@@ -1,8 +1,7 @@
-"""What tests do with a device: keep it busy, see whether the host waits for it, read how much of its memory is free."""
+"""What tests do with a device: keep it busy, and see whether the host waits for it."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -37,16 +36,6 @@ def synchronizing_is_an_error(device: str | torch.device) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def until(happened: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Wait until something has happened; whether it has within so many seconds."""
-    pause, deadline = threading.Event(), time.monotonic() + seconds
-    while not happened():
-        if time.monotonic() > deadline:
-            return False
-        pause.wait(0.05)
-    return True
 
 
 def is_pretended() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.gpu.devices import until
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.kernel.kernels import Kernel
@@ -21,12 +21,6 @@ MIB = 1 << 20
 HELD = 512 * MIB
 # An interrupt shows in the cell within so many seconds, and what a rank held is free soon after.
 INTERRUPTED, FREED = 15.0, 15.0
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    """The kind of device that the cells use, in torch's word."""
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +64,6 @@ def test_a_launch_works_where_a_cell_has_used_the_device(notebook: Kernel) -> No
     notebook.ok("model = Accelerator(cpu=kind == 'cpu').prepare(torch.nn.Linear(2, 2))")
     assert_launches(notebook)
     assert len(notebook.supervisors()) == 1
-
-
-def test_memory_that_runs_out_in_a_launch_is_answered_in_the_cell(notebook: Kernel) -> None:
-    cell = notebook.run("""
-    def too_much():
-        torch.empty(1 << 50, dtype=torch.uint8, device=Accelerator().device)
-    notebook_launcher(too_much, num_processes=ranks)
-    """)
-    assert cell.error is not None
-    advice = "Take a smaller batch" if notebook.value("kind") == "cuda" else "The machine's memory is full"
-    assert f"What to do: {advice}" in cell.error.traceback
-    assert_launches(notebook)
 
 
 def test_a_session_goes_on_after_a_cell_in_which_memory_ran_out(notebook: Kernel) -> None:
@@ -132,8 +114,7 @@ def test_an_interrupt_ends_ranks_in_a_kernel_that_does_not_end_and_frees_their_m
     cell.wait(INTERRUPTED)
     assert cell.error is not None
     assert cell.error.name == "KeyboardInterrupt", cell.text
-    assert until(lambda: not notebook.workers(), FREED)
-    assert until(
-        lambda: notebook.value(f"all(now > then - {HELD} // 4 for now, then in zip(free(), before))"), FREED
-    ), notebook.value("[before, free()]")
+    until(lambda: not notebook.workers(), timeout=FREED)
+    is_free = f"all(now > then - {HELD} // 4 for now, then in zip(free(), before))"
+    until(lambda: notebook.value(is_free), timeout=FREED)
     assert_launches(notebook)

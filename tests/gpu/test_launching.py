@@ -18,7 +18,8 @@ from accelerate_nb.launching import self_test
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.run import Run
 from accelerate_nb.runtime.observability import self_test as in_a_worker
-from tests.gpu.devices import compute_for, finish, is_pretended, until
+from tests.gpu.devices import compute_for, finish, is_pretended
+from tests.waiting import until
 
 MIB = 1 << 20
 HELD = 512 * MIB
@@ -95,10 +96,9 @@ def test_a_run_knows_how_busy_each_ranks_device_is(started: Callable[..., Run], 
         found = sample(rank)
         return found is not None and bool(found.utilisation) and (found.memory_used or 0) >= HELD
 
-    seen = until(lambda: run.done or all(map(is_seen, range(ranks))), 60)
+    until(lambda: all(map(is_seen, range(ranks))), run)
     found = [sample(rank) for rank in range(ranks)]
     run.stop(0)
-    assert seen, found
     assert run.done
     for item in found:
         assert item is not None
@@ -133,8 +133,7 @@ def test_ranks_in_a_kernel_that_does_not_end_are_stopped_and_their_memory_is_fre
 ) -> None:
     before = free_memory(device, ranks)
     run = started(stuck, stop_grace_period=1.0)
-    assert until(lambda: run.done or all("there" in run.logs(rank) for rank in range(ranks)))
-    assert not run.done, run.error
+    until(lambda: all("there" in run.logs(rank) for rank in range(ranks)), run)
     workers = [int(run.logs(rank).split()[-1]) for rank in range(ranks)]
     assert all(now <= then - HELD for now, then in zip(free_memory(device, ranks), before, strict=True))
     begun = time.monotonic()
@@ -142,8 +141,9 @@ def test_ranks_in_a_kernel_that_does_not_end_are_stopped_and_their_memory_is_fre
     assert run.done
     assert not any(map(psutil.pid_exists, workers))
     # the context of a worker that has gone takes its memory along, and other programs may have taken some meanwhile
-    assert until(
-        lambda: all(now > then - HELD // 4 for now, then in zip(free_memory(device, ranks), before, strict=True)), 15
+    until(
+        lambda: all(now > then - HELD // 4 for now, then in zip(free_memory(device, ranks), before, strict=True)),
+        timeout=15,
     )
     record_property("seconds_from_the_stop_to_free_memory", time.monotonic() - begun)
     assert len(launched(own_device_and_sum)) == ranks
@@ -169,7 +169,7 @@ def test_what_notebooks_import_is_loaded_ahead_and_leaves_the_device_to_ranks(
     supervisor.preload(names)
     # what else one of them does to a GPU, on a machine with more packages, is not known: then each worker imports it
     fit = list if is_pretended() else supervisor._warmth.get().fit
-    assert until(lambda: launched(are_loaded, fit(names), num_processes=1) == [[True] * len(fit(names))])
+    until(lambda: launched(are_loaded, fit(names), num_processes=1) == [[True] * len(fit(names))])
     assert [total for _, total in launched(own_device_and_sum)] == [float(ranks)] * ranks
 
 

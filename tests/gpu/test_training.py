@@ -15,8 +15,9 @@ from accelerate_nb import Accelerator
 from accelerate_nb.runtime.data.shard import SideStreamCopier, one_copy_ahead
 from accelerate_nb.runtime.observability import phase_timer
 from accelerate_nb.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin, GradScalerKwargs, ProfileKwargs
-from tests.gpu.devices import compute_for, finish, is_pretended, synchronizing_is_an_error, until
+from tests.gpu.devices import compute_for, finish, is_pretended, synchronizing_is_an_error
 from tests.ranks import run_on_ranks
+from tests.waiting import until
 
 STEPS, BATCH, WIDTH = 8, 32, 64
 
@@ -317,7 +318,7 @@ def test_the_next_batch_is_copied_while_the_device_computes() -> None:
         second, _ = next(batches)
         total = second.sum()
         # the third batch is on its way already, on a stream that the computation does not hold up
-        assert until(copier.stream.query, 1)
+        until(copier.stream.query, timeout=1)
         assert not computing.query()
         rest = [batch.sum() for batch, _ in batches]
     finish(device)
