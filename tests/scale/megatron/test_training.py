@@ -109,6 +109,13 @@ def refused() -> None:
     text = "dynamo_backend was requested with Megatron"
     assert_refused(text, lambda: compiling.prepare(other), ConfigurationError)
     compiling.end_training()
+    plugin = MegatronLMPlugin(expert_model_parallel_size=2, use_distributed_optimizer=True)
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin)
+    model = megatron_gpt(transformer_config(accelerator.world.mesh, num_layers=1, **MIXTURE))
+    optimizer = torch.optim.AdamW(model.parameters())
+    text = "whose experts are on different processes"
+    assert_refused(text, lambda: accelerator.prepare(model, optimizer), NotYetError)
+    accelerator.end_training()
 
 
 def test_what_megatron_does_not_do_is_refused_by_name() -> None:
@@ -229,17 +236,3 @@ def test_degrees_of_layers_that_need_a_gpu_end_in_the_weights_of_a_plain_gpt(
     # the second half is made twice
     twice = {key: [*wanted[key], *wanted[key][2:]] for key in ("losses", "norms")}
     assert_equal([outcome[name] for outcome in found], {**wanted, **twice})
-
-
-def refused_beside_experts() -> None:
-    plugin = MegatronLMPlugin(expert_model_parallel_size=2, use_distributed_optimizer=True)
-    accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin)
-    model = megatron_gpt(transformer_config(accelerator.world.mesh, num_layers=1, **MIXTURE))
-    optimizer = torch.optim.AdamW(model.parameters())
-    text = "whose experts are on different processes"
-    assert_refused(text, lambda: accelerator.prepare(model, optimizer), NotYetError)
-    accelerator.end_training()
-
-
-def test_parts_of_the_optimizer_are_refused_beside_experts() -> None:
-    on_ranks(refused_beside_experts, 2)
