@@ -1,5 +1,6 @@
 """The name `accelerate`, given to this package for one process, so that code written for Hugging Face's runs on ours."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -60,6 +61,7 @@ def install() -> None:
 
 
 def under_alias(function: Callable[..., Any], *args: Any) -> Any:
-    """What `function(*args)` returns in a process where `accelerate` is this package."""
+    """What `function(*args)` returns in a process where `accelerate` is this package, and computes on the CPU."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
     install()
     return function(*args)

@@ -1,6 +1,5 @@
 """`Trainer`, and trl's for supervised fine-tuning, have with sharded weights the losses that they have with copies."""
 
-import os
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ def sharding(is_sharded: bool, **more: str) -> dict[str, Any]:
 def history(
     folder: str, sharded: bool, resumes: bool = False, form: str = "FULL_STATE_DICT"
 ) -> tuple[list[float], list[float], str]:
-    os.environ["ACCELERATE_USE_CPU"] = "true"
     from transformers import Trainer, TrainingArguments
 
     tokens = torch.randint(0, 32, (16, 8), generator=torch.Generator().manual_seed(1))
@@ -61,7 +59,6 @@ def test_a_trainer_that_shards_goes_on_from_its_checkpoint(tmp_path, form: str, 
 
 
 def fine_tuned(folder: str, is_sharded: bool) -> tuple[list[float], str]:
-    os.environ["ACCELERATE_USE_CPU"] = "true"
     from datasets import Dataset
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

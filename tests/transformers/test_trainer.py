@@ -1,6 +1,5 @@
 """Hugging Face's `Trainer` finds its ranks in the workers of this package, and trains on this package's `Accelerator`."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,32 @@ pytest.importorskip("transformers")
 SAMPLES, AT_ONCE, STEPS = 240, 8, 30
 
 
+def tiny_gpt() -> Any:
+    """A model that can count up to 63."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0))
+
+
+def counting(samples: int) -> list[torch.Tensor]:
+    """Sequences in which what comes next can be learned."""
+    start = torch.randint(0, 64, (samples, 1), generator=torch.Generator().manual_seed(0))
+    return list((start + torch.arange(12)) % 64)
+
+
 def train(folder: str, per_device_batch: int) -> dict[str, Any]:
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+    from transformers import Trainer, TrainingArguments, set_seed
 
     set_seed(0)
-    start = torch.randint(0, 64, (SAMPLES, 1), generator=torch.Generator().manual_seed(0))
-    counting = (start + torch.arange(12)) % 64  # what comes next can be learned
     arguments = TrainingArguments(
         folder, max_steps=STEPS, per_device_train_batch_size=per_device_batch, learning_rate=1e-2, logging_steps=5,
         save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
-    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0))
-    trainer = Trainer(model, arguments, train_dataset=[{"input_ids": item, "labels": item} for item in counting])
+    model = tiny_gpt()
+    samples = [{"input_ids": item, "labels": item} for item in counting(SAMPLES)]
+    trainer = Trainer(model, arguments, train_dataset=samples)
     trainer.train()
     return {
         "rank": arguments.process_index,
@@ -44,7 +56,6 @@ def train(folder: str, per_device_batch: int) -> dict[str, Any]:
 
 
 def train_with_ours(folder: str, per_device_batch: int) -> dict[str, Any]:
-    os.environ["ACCELERATE_USE_CPU"] = "true"
     import accelerate
 
     assert accelerate.__name__ == "accelerate_nb"

@@ -12,8 +12,8 @@ from accelerate_nb.runtime.strategies.deepspeed import checkpoint
 from accelerate_nb.utils import DeepSpeedPlugin
 from tests.ranks import RanksFailed, run_on_ranks
 from tests.runtime.checkpoints.test_kills import make_deadly
+from tests.scale.deepspeed.zero import LIMIT
 
-LIMIT = 110.0
 # Each moment: the module and the name of what is called then, at which call, on which rank, and whether the save returns at once.
 MOMENTS = {
     "before an engine gives its state": (checkpoint, "_engines", 1, 1, True),

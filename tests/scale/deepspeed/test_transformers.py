@@ -9,6 +9,7 @@ import torch
 from tests.hf_suite.alias import install
 from tests.ranks import run_on_ranks
 from tests.scale.deepspeed.zero import AUTO, LIMIT, arguments_of_trainer
+from tests.transformers.test_trainer import counting, tiny_gpt
 
 SAMPLES, AT_ONCE, STEPS = 64, 8, 12
 CONFIG: dict[str, Any] = {
@@ -23,19 +24,6 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def tiny_gpt() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0))
-
-
-def counting(samples: int = SAMPLES) -> list[torch.Tensor]:
-    start = torch.randint(0, 64, (samples, 1), generator=torch.Generator().manual_seed(0))
-    return list((start + torch.arange(12)) % 64)
-
-
 def by_the_trainer(folder: str) -> list[float]:
     install()
     from transformers import Trainer
@@ -43,7 +31,8 @@ def by_the_trainer(folder: str) -> list[float]:
     size = AT_ONCE // int(os.environ["WORLD_SIZE"])
     steps = {"max_steps": STEPS, "per_device_train_batch_size": size, "learning_rate": 1e-2}
     arguments = arguments_of_trainer(folder, deepspeed=CONFIG, **steps)
-    trainer = Trainer(tiny_gpt(), arguments, train_dataset=[{"input_ids": item, "labels": item} for item in counting()])
+    samples = [{"input_ids": item, "labels": item} for item in counting(SAMPLES)]
+    trainer = Trainer(tiny_gpt(), arguments, train_dataset=samples)
     trainer.train()
     trainer.save_model(f"{folder}/final")
     assert (trainer.accelerator.num_processes, trainer.model_wrapped.zero_optimization_stage()) == (2, 3)
@@ -77,7 +66,7 @@ def in_parts() -> None:
     model = AutoModelForCausalLM.from_config(whole.config)
     assert sum(weight.numel() for weight in model.parameters()) == 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = torch.utils.data.DataLoader(counting(), batch_size=4)
+    loader = torch.utils.data.DataLoader(counting(SAMPLES), batch_size=4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for batch in loader:
         accelerator.backward(model(input_ids=batch, labels=batch).loss)
