@@ -1,14 +1,11 @@
-"""The training loops that are run with ours, with Hugging Face Accelerate and by hand, to compare their numbers."""
+"""The training loop that is run with ours and with Hugging Face Accelerate, to compare their numbers."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 
@@ -19,10 +16,7 @@ class Recipe:
     precision: str = "no"
     accumulation: int = 1
     samples: int = 43
-    batch: int = 4
-    epochs: int = 2
     schedule: str = "one_cycle"
-    shuffle: bool = True
     dropout: float = 0.0
     clip: bool = True
 
@@ -64,7 +58,7 @@ class Streamed(IterableDataset[Any]):
 def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Any:
     """A schedule by its name."""
     if recipe.schedule == "one_cycle":
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=recipe.epochs * 11)
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=22)
     if recipe.schedule == "step":
         return torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.1)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
@@ -77,10 +71,10 @@ def train(make: Callable[..., Any], recipe: Recipe) -> Numbers:
     model = net(recipe.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     schedule = schedule_of(recipe, optimizer)
-    loader = DataLoader(samples(recipe.samples), batch_size=recipe.batch, shuffle=recipe.shuffle)
+    loader = DataLoader(samples(recipe.samples), batch_size=4, shuffle=True)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     seen = Numbers([], [], [], [], [], [])
-    for _ in range(recipe.epochs):
+    for _ in range(2):
         for inputs, targets in loader:
             with accelerator.accumulate(model):
                 outputs = model(inputs)
@@ -96,46 +90,6 @@ def train(make: Callable[..., Any], recipe: Recipe) -> Numbers:
             seen.synced.append(accelerator.sync_gradients)
             seen.gathered.append(accelerator.gather_for_metrics(outputs.detach())[:, 0].tolist())
     seen.weights.extend(flat(accelerator.unwrap_model(model)))
-    return seen
-
-
-def train_by_hand(recipe: Recipe) -> Numbers:
-    """The same training, written with nothing but PyTorch; its loader doesn't shuffle, and its length is even."""
-    torch.manual_seed(0)
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    model = net(recipe.dropout)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    schedule = schedule_of(recipe, optimizer)
-    starts = range(0, recipe.samples, recipe.batch)[rank::size]
-    dealt = [list(range(start, start + recipe.batch)) for start in starts]
-    loader = DataLoader(samples(recipe.samples), batch_sampler=dealt)
-    wrapped = model if size == 1 else DistributedDataParallel(model)
-    scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision == "fp16")
-    dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.precision]
-    seen = Numbers([], [], [], [], [], [])
-    for _ in range(recipe.epochs):
-        for number, (inputs, targets) in enumerate(loader, start=1):
-            synced = number % recipe.accumulation == 0 or number == len(loader)
-            with nullcontext() if synced or size == 1 else wrapped.no_sync():
-                with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-                    outputs = wrapped(inputs)
-                loss = nn.functional.mse_loss(outputs.float(), targets)
-                scaler.scale(loss / recipe.accumulation).backward()
-            if synced:
-                scaler.unscale_(optimizer)
-                if recipe.clip:
-                    seen.norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
-                scaler.step(optimizer)
-                before = scaler.get_scale()
-                scaler.update()
-                overflowed = scaler.get_scale() < before
-                for _ in range(0 if overflowed else size):
-                    schedule.step()
-                optimizer.zero_grad()
-            seen.losses.append(loss.item())
-            seen.rates.append(schedule.get_last_lr()[0])
-            seen.synced.append(synced)
-    seen.weights.extend(flat(model))
     return seen
 
 
