@@ -1,7 +1,8 @@
-"""The data sets that loaders are tested with."""
+"""The data sets that loaders are tested with, and values that can be compared."""
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -92,3 +93,19 @@ def plain(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {key: plain(value) for key, value in batch.items()}
     return [plain(value) for value in batch]
+
+
+def typed(value: Any) -> Any:
+    """A value in plain values: with the type of every container and tensor, and every number as it is."""
+    if isinstance(value, torch.Tensor):
+        whole = value.detach().to("cpu")
+        odd = whole.dtype in (torch.bfloat16, torch.float16)
+        numbers = (whole.float() if odd else whole).contiguous().numpy().tobytes()
+        return str(value.dtype), tuple(value.shape), value.requires_grad, numbers
+    if isinstance(value, (dict, UserDict)):
+        return type(value).__name__, [(key, typed(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [typed(item) for item in value]
+    if is_dataclass(value):
+        return type(value).__name__, [(field.name, typed(getattr(value, field.name))) for field in fields(value)]
+    return repr(value)

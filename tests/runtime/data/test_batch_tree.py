@@ -14,7 +14,7 @@ from accelerate_nb.errors import DataError
 from accelerate_nb.runtime.data.batch_tree import cut, joined, size_of
 from accelerate_nb.runtime.operations.nested import placed
 from tests.ranks import run_on_ranks
-from tests.runtime.data.loaders import Numbers
+from tests.runtime.data.loaders import Numbers, typed
 
 Pair = namedtuple("Pair", ["numbers", "names"])
 
@@ -57,19 +57,6 @@ def batch_of(kind: str, numbers: torch.Tensor) -> Any:
 KINDS = ["record", "named tuple", "mapping", "encoding", "names", "list", "numbers and a scalar"]
 
 
-def same(value: Any, other: Any) -> bool:
-    """Whether two batches are equal in kind, structure and numbers."""
-    if isinstance(value, torch.Tensor):
-        return torch.equal(value, other)
-    if isinstance(value, Record):
-        return isinstance(other, Record) and same(list(vars(value).values()), list(vars(other).values()))
-    if isinstance(value, (dict, UserDict)):
-        return type(value) is type(other) and same(list(value.items()), list(other.items()))
-    if isinstance(value, (list, tuple)):
-        return type(value) is type(other) and len(value) == len(other) and all(map(same, value, other))
-    return bool(value == other)
-
-
 def wrong_ones(dispatch: bool, split: bool) -> list[str]:
     """The kinds of which this process did not see, or gather, what it should."""
     from accelerate_nb import Accelerator
@@ -87,13 +74,13 @@ def wrong_ones(dispatch: bool, split: bool) -> list[str]:
         plain = accelerator.prepare(DataLoader(Numbers(11), 4))
         gathered = []
         for batch, numbers in zip(loader, list(plain), strict=True):
-            if not same(batch, batch_of(kind, numbers)):
+            if typed(batch) != typed(batch_of(kind, numbers)):
                 wrong.append(f"{kind}: {batch} for {numbers}")
             gathered.append(accelerator.gather_for_metrics(batch))
         step = 4 if split else 8
         for index, result in enumerate(gathered):
             expected = batch_of(kind, torch.arange(index * step, min(11, (index + 1) * step)))
-            if not same(as_gathered(expected), as_gathered(result)):
+            if typed(as_gathered(expected)) != typed(as_gathered(result)):
                 wrong.append(f"{kind}: gathered {result} instead of {expected}")
     return wrong
 
@@ -119,9 +106,9 @@ def test_a_batch_is_joined_and_cut_by_its_samples() -> None:
     for kind in KINDS:
         whole = joined([batch_of(kind, torch.arange(4)), batch_of(kind, torch.arange(4, 6))])
         assert size_of(whole) == 6
-        assert same(whole, batch_of(kind, torch.arange(6)))
-        assert same(cut(whole, slice(2, 5), 6), batch_of(kind, torch.arange(2, 5)))
-        assert same(placed(whole, "cpu"), whole)
+        assert typed(whole) == typed(batch_of(kind, torch.arange(6)))
+        assert typed(cut(whole, slice(2, 5), 6)) == typed(batch_of(kind, torch.arange(2, 5)))
+        assert typed(placed(whole, "cpu")) == typed(whole)
 
 
 def test_a_data_class_goes_to_the_device_wherever_it_stands() -> None:

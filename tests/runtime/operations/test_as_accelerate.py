@@ -17,6 +17,7 @@ from accelerate_nb.errors import OperationError
 from tests.conftest import OF_A_LAUNCHER
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
+from tests.runtime.data.loaders import typed
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -65,23 +66,9 @@ def shapes(rank: int) -> dict[str, torch.Tensor]:
     }
 
 
-def plain_value(value: Any) -> Any:
-    """A result in plain values: with the type of every container and tensor, and every number as it is."""
-    if isinstance(value, torch.Tensor):
-        whole = value.detach().to("cpu")
-        odd = whole.dtype in (torch.bfloat16, torch.float16)
-        numbers = (whole.float() if odd else whole).contiguous().numpy().tobytes()
-        return str(value.dtype), tuple(value.shape), value.requires_grad, numbers
-    if isinstance(value, (dict, UserDict)):
-        return type(value).__name__, [(key, plain_value(item)) for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, [plain_value(item) for item in value]
-    return repr(value)
-
-
 def tried(call: Callable[[], Any]) -> Any:
     try:
-        return plain_value(call())
+        return typed(call())
     except Exception as error:
         return "raised", isinstance(error, TypeError)
 
@@ -107,7 +94,7 @@ def everything(peer: Peer) -> dict[str, Any]:
     for dtype in WHOLE:
         for reduction in ("sum", "max"):
             tensor = drawn(rank, 4, dtype=dtype)
-            found[f"reduce {reduction}, {dtype}"] = plain_value(accelerator.reduce(tensor, reduction))
+            found[f"reduce {reduction}, {dtype}"] = typed(accelerator.reduce(tensor, reduction))
     return found
 
 

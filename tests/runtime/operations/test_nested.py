@@ -10,6 +10,7 @@ import torch
 
 import accelerate_nb.utils.operations as ours
 from accelerate_nb.errors import AccelerateNbError
+from tests.runtime.data.loaders import typed
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -21,20 +22,6 @@ def nest() -> Any:
         "ordered": OrderedDict(half=torch.ones(3, dtype=torch.float16), number=4),
         "tuple": (torch.tensor([True, False, True]),),
     }
-
-
-def same(mine: Any, their: Any) -> bool:
-    if type(mine) is not type(their) and not (isinstance(mine, ours.TensorInformation) and hasattr(their, "dtype")):
-        return False
-    if isinstance(mine, torch.Tensor):
-        return mine.dtype == their.dtype and bool(torch.equal(mine, their))
-    if isinstance(mine, ours.TensorInformation):
-        return (mine.shape, mine.dtype) == (their.shape, their.dtype)
-    if isinstance(mine, dict):
-        return list(mine) == list(their) and all(same(mine[key], their[key]) for key in mine)
-    if isinstance(mine, (list, tuple)):
-        return len(mine) == len(their) and all(map(same, mine, their))
-    return bool(mine == their)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +54,7 @@ def same(mine: Any, their: Any) -> bool:
     ],
 )
 def test_results_are_accelerates(call: Any) -> None:
-    assert same(call(ours, nest()), call(theirs, nest()))
+    assert typed(call(ours, nest())) == typed(call(theirs, nest()))
 
 
 @pytest.mark.parametrize(
