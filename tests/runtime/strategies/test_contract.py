@@ -1,5 +1,6 @@
 """Every strategy ends a training in the weights of one process that has the same samples."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig, Strategy
 from accelerate_nb.errors import NotYetError
 from tests.ranks import run_on_ranks
+from tests.runtime.strategies import tiny_llama
 from tests.runtime.strategies.contract import (
     ACCUMULATION,
     ADAMW_ROUNDING,
@@ -19,6 +21,7 @@ from tests.runtime.strategies.contract import (
     Deletion,
     StrategyCase,
     by_hand,
+    by_mesh,
     difference,
     parameters_of,
     train,
@@ -63,6 +66,38 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(saved_by: int, loaded
     assert difference(found) < ROUNDING["no"]
 
 
+ON: dict[str, tuple[int, dict[str, Any]]] = {
+    "one process": (1, {}),
+    "DDP": (2, {}),
+    "FSDP": (2, {"strategy": "fsdp"}),
+    "split layers": (2, by_mesh(tp_size=2)),
+    "stages": (2, by_mesh(pp_size=2)),
+    "pipelines of shards": (4, by_mesh(pp_size=2, dp_shard_size=2)),
+}
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize(
+    ("saved_by", "loaded_by"),
+    [
+        ("split layers", "one process"),
+        *(pytest.param("split layers", way, marks=pytest.mark.slow) for way in ("DDP", "FSDP", "split layers")),
+        *(
+            pytest.param("stages", way, marks=pytest.mark.slow)
+            for way in ("one process", "FSDP", "split layers", "pipelines of shards")
+        ),
+        pytest.param("one process", "stages", marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_of_parts_is_loaded_in_every_way(saved_by: str, loaded_by: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoint")
+    ranks, arguments = ON[saved_by]
+    found = run_on_ranks(tiny_llama.trained, ranks, tiny_llama.llama, arguments, folder)[0]
+    ranks, arguments = ON[loaded_by]
+    state = run_on_ranks(tiny_llama.loaded, ranks, folder, arguments)[0]
+    torch.testing.assert_close(state, found["state"], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("wrong", [3, "zero", int, Accelerator])
 def test_what_is_no_strategy_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"a class below accelerate_nb\.Strategy"):
@@ -79,13 +114,6 @@ def spreads_otherwise() -> None:
 
 def test_a_degree_that_no_strategy_has_is_refused_by_name() -> None:
     run_on_ranks(spreads_otherwise, 2)
-
-
-def test_degrees_that_do_not_fit_are_refused_with_those_that_do() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"make 2 ranks, but there are 1\. .* one of these fits: dp_replicate=1"
-    ):
-        Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_replicate_size=2))
 
 
 class OnAnyMesh(Strategy):

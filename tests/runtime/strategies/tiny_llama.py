@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from accelerate_nb.runtime.operations.sharded_tensors import local
 
 
 def llama(*, tied: bool = False, heads: int = 4, **settings: Any) -> nn.Module:
@@ -24,13 +28,64 @@ def by_hand(make: Callable[[], nn.Module] = llama) -> dict[str, Any]:
     model, norms, losses = make(), [], []
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for batch in batches():
-        output = model(input_ids=batch, labels=batch)
-        output.loss.backward()
-        losses.append(output.loss.item())
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        losses.append(loss.item())
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
         optimizer.step()
         optimizer.zero_grad()
-    return {"state": dict(model.state_dict()), "norms": norms, "losses": losses, "logits": output.logits.detach()}
+    return {"state": dict(model.state_dict()), "norms": norms, "losses": losses}
+
+
+def trained(make: Callable[[], nn.Module], arguments: dict[str, Any], folder: str = "") -> dict[str, Any]:
+    """The same training with an `Accelerator`, saved at its end: its numbers, and which parts of weights this rank has."""
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=True, **arguments)
+    model, optimizer = accelerator.prepare(made := make(), torch.optim.SGD(made.parameters(), 0.1, momentum=0.9))
+    norms, losses = [], []
+    replica, replicas = accelerator.strategy.data_replicas
+    for batch in batches():
+        samples = batch[replica::replicas]
+        loss = accelerator.train_step(model, input_ids=samples, labels=samples)
+        losses.append(accelerator.gather(loss).mean().item())
+        norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    if folder:
+        accelerator.save_state(folder)
+    model.eval()
+    with torch.no_grad():
+        logits = model(input_ids=batches()[0]).logits
+    weights = accelerator.unwrap_model(model).named_parameters()
+    found = {
+        "state": dict(accelerator.get_state_dict(model)),
+        "norms": norms,
+        "losses": losses,
+        # each process gives what it has: with parts of a width, the whole of it
+        "logits": accelerator.gather(logits),
+        "keeps parts of logits": isinstance(logits, DTensor),
+        "parts": {name: tuple(local(weight).shape) for name, weight in weights if not weight.is_meta},
+        "coordinates": accelerator.world.mesh.coordinates(accelerator.process_index),
+    }
+    accelerator.end_training()
+    # where the training is over, losses are torch's again
+    outside = nn.functional.cross_entropy(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
+    assert not isinstance(outside, DTensor)
+    return found
+
+
+def check_numbers(found: list[dict[str, Any]], make: Callable[[], nn.Module]) -> None:
+    """What `trained` found on each rank are the numbers of one process."""
+    expected, model = by_hand(make), make().eval()
+    torch.testing.assert_close(found[0]["state"], expected["state"], rtol=0, atol=1e-6)
+    model.load_state_dict(found[0]["state"])
+    with torch.no_grad():
+        logits = model(input_ids=batches()[0]).logits
+    for item in found:
+        assert item["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+        assert item["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+        torch.testing.assert_close(item["logits"], torch.cat([logits] * len(found)), rtol=0, atol=1e-5)
 
 
 def loaded(folder: str, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from accelerate_nb.utils import FullyShardedDataParallelPlugin, TorchDynamoPlugi
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies import pipeline_without_reductions
 from tests.runtime.strategies.contract import Refused, check_refused
-from tests.runtime.strategies.tiny_llama import batches, by_hand, llama, loaded
+from tests.runtime.strategies.tiny_llama import by_hand, check_numbers, llama, trained
 
 needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 
@@ -28,88 +27,50 @@ def staged(pp_size: int = 2, dp_shard_size: int = 1, **settings: Any) -> dict[st
     return {"parallelism_config": config}
 
 
-def without_sum() -> dict[str, Any]:
-    return {**staged(), "strategy": pipeline_without_reductions.WithoutSumOfShared}
+def recomputing() -> nn.Module:
+    model = llama()
+    model.gradient_checkpointing_enable()
+    return model
 
 
-def compiled() -> dict[str, Any]:
-    return {**staged(), "dynamo_plugin": TorchDynamoPlugin(backend="eager")}
-
-
-def trained(
-    arguments: Callable[[], dict[str, Any]], tied: bool, folder: str = "", recomputes: bool = False
-) -> dict[str, Any]:
-    accelerator = Accelerator(cpu=True, **arguments())
-    model = llama(tied=tied)
-    if recomputes:
-        model.gradient_checkpointing_enable()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    norms, losses = [], []
-    for batch in batches():
-        loss = accelerator.train_step(model, input_ids=batch, labels=batch)
-        losses.append(loss.item())
-        norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.5).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    if folder:
-        accelerator.save_state(folder)
-    model.eval()
-    with torch.no_grad():
-        logits = model(input_ids=batches()[0]).logits
-    held = [name for name, weight in accelerator.unwrap_model(model).named_parameters() if not weight.is_meta]
-    return {
-        "state": dict(accelerator.get_state_dict(model)),
-        "norms": norms,
-        "losses": losses,
-        "logits": logits.tolist(),
-        "held": held,
-        "rank": accelerator.pipeline_parallel_rank,
-    }
+tied_llama = partial(llama, tied=True)
+COMPILED = {"dynamo_plugin": TorchDynamoPlugin(backend="eager")}
+slow = pytest.mark.slow
 
 
 @needs_transformers
 @pytest.mark.parametrize(
-    ("ranks", "arguments", "tied", "recomputes"),
+    ("ranks", "make", "arguments"),
     [
-        (2, staged, True, False),
-        pytest.param(2, staged, False, True, marks=pytest.mark.slow),
-        pytest.param(2, compiled, False, False, marks=pytest.mark.slow),
-        pytest.param(4, partial(staged, dp_shard_size=2), True, False, marks=pytest.mark.slow),
+        pytest.param(2, tied_llama, staged(), id="tied"),
+        pytest.param(2, recomputing, staged(), id="recomputing", marks=slow),
+        pytest.param(2, llama, staged() | COMPILED, id="compiled", marks=slow),
+        pytest.param(4, tied_llama, staged(dp_shard_size=2), id="shards of tied", marks=slow),
         pytest.param(
-            2, partial(staged, schedule="Interleaved1F1B", num_microbatches=4), False, False, marks=pytest.mark.slow
+            2, llama, staged(schedule="Interleaved1F1B", num_microbatches=4), id="two stages a process", marks=slow
         ),
     ],
-    ids=["tied", "recomputing", "compiled", "shards of tied", "two stages a process"],
 )
 def test_a_model_of_transformers_has_the_numbers_of_one_process(
-    ranks: int, arguments: Callable[[], dict[str, Any]], tied: bool, recomputes: bool
+    ranks: int, make: Callable[[], nn.Module], arguments: dict[str, Any]
 ) -> None:
-    found = run_on_ranks(trained, ranks, arguments, tied, "", recomputes)
-    expected = by_hand(partial(llama, tied=tied))
-    torch.testing.assert_close(found[0]["state"], expected["state"], rtol=0, atol=1e-6)
-    model = llama(tied=tied)
-    model.load_state_dict(found[0]["state"])
-    with torch.no_grad():
-        logits = model(input_ids=batches()[0]).logits
-    for item in found:
-        assert item["norms"] == pytest.approx(expected["norms"], rel=1e-5)
-        assert item["losses"] == found[0]["losses"]
-        torch.testing.assert_close(torch.tensor(item["logits"]), logits)
+    found = run_on_ranks(trained, ranks, make, arguments)
+    check_numbers(found, make)
     # stages are the outermost axis of the mesh
-    assert [item["rank"] for item in found] == [rank * 2 // ranks for rank in range(ranks)]
-    first, last = found[0]["held"], found[-1]["held"]
-    if ranks == 2 and arguments is staged:
+    assert [item["coordinates"]["pp"] for item in found] == [rank * 2 // ranks for rank in range(ranks)]
+    first, last = found[0]["parts"], found[-1]["parts"]
+    if make in (tied_llama, recomputing) and ranks == 2:
         assert "model.layers.0.self_attn.q_proj.weight" in set(first) - set(last)
         assert "model.norm.weight" in set(last) - set(first)
 
 
 @needs_transformers
-@pytest.mark.slow
+@slow
 def test_without_the_sum_of_shared_gradients_it_ends_in_other_weights() -> None:
-    found = run_on_ranks(trained, 2, without_sum, True)
+    without_sum = staged() | {"strategy": pipeline_without_reductions.WithoutSumOfShared}
+    found = run_on_ranks(trained, 2, tied_llama, without_sum)
     name = "model.embed_tokens.weight"
-    assert (found[0]["state"][name] - by_hand(partial(llama, tied=True))["state"][name]).abs().max() > 1e-4
+    assert (found[0]["state"][name] - by_hand(tied_llama)["state"][name]).abs().max() > 1e-4
 
 
 def eight_layers() -> nn.Module:
@@ -162,44 +123,6 @@ def test_each_schedule_ends_in_the_weights_of_one_process(schedule: str, process
     found = run_on_ranks(steps_by, processes, schedule, processes, count)[0]
     for weight, other in zip(found, steps_by_hand(), strict=True):
         assert weight == pytest.approx(other, abs=1e-6)
-
-
-def saved_by_one(folder: str) -> dict[str, torch.Tensor]:
-    accelerator = Accelerator(cpu=True)
-    model = llama()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
-    accelerator.backward(model(input_ids=batches()[0], labels=batches()[0]).loss)
-    optimizer.step()
-    accelerator.save_state(folder)
-    return dict(accelerator.get_state_dict(model))
-
-
-@needs_transformers
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "arguments"),
-    [
-        (1, {}),
-        (2, {"strategy": "fsdp"}),
-        (2, {"parallelism_config": ParallelismConfig(tp_size=2)}),
-        (4, staged(2, 2)),
-    ],
-    ids=["one process", "FSDP", "split layers", "pipelines of shards"],
-)
-def test_a_checkpoint_of_stages_is_loaded_in_every_way(ranks: int, arguments: dict[str, Any], tmp_path: Path) -> None:
-    folder = str(tmp_path / "checkpoint")
-    (found, _) = run_on_ranks(trained, 2, staged, False, folder)
-    state = run_on_ranks(loaded, ranks, folder, arguments)[0]
-    torch.testing.assert_close(state, found["state"], rtol=0, atol=0)
-
-
-@needs_transformers
-@pytest.mark.slow
-def test_stages_load_a_checkpoint_of_one_process(tmp_path: Path) -> None:
-    folder = str(tmp_path / "checkpoint")
-    (wanted,) = run_on_ranks(saved_by_one, 1, folder)
-    state = run_on_ranks(loaded, 2, folder, staged())[0]
-    torch.testing.assert_close(state, wanted, rtol=0, atol=0)
 
 
 class Skip(nn.Module):

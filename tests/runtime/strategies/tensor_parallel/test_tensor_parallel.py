@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
 from accelerate_nb.runtime.strategies import tensor_parallel
 from accelerate_nb.utils import TorchTensorParallelConfig, TorchTensorParallelPlugin
 from tests.ranks import run_on_ranks
-from tests.runtime.strategies.tiny_llama import batches, by_hand, llama, loaded
+from tests.runtime.strategies.tiny_llama import by_hand, check_numbers, llama, trained
 
 pytest.importorskip("transformers")
 
@@ -61,12 +60,14 @@ class Plain(nn.Module):
         self.blocks = nn.ModuleList([Block(), Block()])
         self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 32)
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         hidden = self.embed(input_ids)
         for block in self.blocks:
             hidden = block(hidden)
         logits = self.head(self.norm(hidden))
-        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return type("Output", (), {"loss": loss, "logits": logits})
 
 
@@ -104,43 +105,9 @@ def along(handler: dict[str, Any] | None = None, **degrees: int) -> dict[str, An
     return {"parallelism_config": ParallelismConfig(**degrees, **handler)}
 
 
-def trained(
-    make: Callable[[], nn.Module], arguments: dict[str, Any], folder: str = "", without_sum: bool = False
-) -> dict[str, Any]:
-    if without_sum:
-        tensor_parallel._placed_as = own_summand
-    accelerator = Accelerator(cpu=True, **arguments)
-    model, optimizer = accelerator.prepare(made := make(), torch.optim.SGD(made.parameters(), 0.1, momentum=0.9))
-    norms, losses = [], []
-    replica, replicas = accelerator.strategy.data_replicas
-    for batch in batches():
-        output = model(input_ids=batch[replica::replicas], labels=batch[replica::replicas])
-        accelerator.backward(output.loss)
-        losses.append(accelerator.gather(output.loss.detach()).mean().item())
-        logits = accelerator.gather(output.logits)
-        norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.5).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    if folder:
-        accelerator.save_state(folder)
-    found = {
-        "state": accelerator.get_state_dict(model),
-        "parts": {
-            name: tuple(value.to_local().shape)
-            for name, value in model.named_parameters()
-            if isinstance(value, DTensor)
-        },
-        "rank": accelerator.world.mesh.coordinates(accelerator.process_index)["tp"],
-        "norms": norms,
-        "losses": losses,
-        "kept": isinstance(output.logits, DTensor),
-        "logits": logits.detach(),
-    }
-    accelerator.end_training()
-    # where the training is over, losses are torch's again
-    outside = nn.functional.cross_entropy(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
-    assert not isinstance(outside, DTensor)
-    return found
+def trained_without_sum(make: Callable[[], nn.Module], arguments: dict[str, Any]) -> dict[str, Any]:
+    tensor_parallel._placed_as = own_summand
+    return trained(make, arguments)
 
 
 tied_llama = partial(llama, tied=True)
@@ -169,45 +136,19 @@ def test_a_training_has_the_numbers_of_one_process(
     make: Callable[[], nn.Module], arguments: dict[str, Any], keeps: bool, request: pytest.FixtureRequest
 ) -> None:
     ranks = 4 if "shards" in request.node.callspec.id else 2
-    found, expected = run_on_ranks(trained, ranks, make, arguments), by_hand(make)
-    torch.testing.assert_close(dict(found[0]["state"]), expected["state"], rtol=0, atol=1e-6)
-    assert [rank["rank"] for rank in found] == [number % 2 for number in range(ranks)]
+    found = run_on_ranks(trained, ranks, make, arguments)
+    check_numbers(found, make)
+    assert [rank["coordinates"]["tp"] for rank in found] == [number % 2 for number in range(ranks)]
     for rank in found:
-        assert rank["norms"] == pytest.approx(expected["norms"], rel=1e-5)
-        assert rank["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-        assert rank["kept"] is keeps
+        assert rank["keeps parts of logits"] is keeps
         if make in (llama, tied_llama):
             assert rank["parts"]["model.layers.0.self_attn.q_proj.weight"] == (16 // ranks, 16)
-            assert ("lm_head.weight" in rank["parts"]) == (make is llama)
-        # each process gives what it has: with parts of a width, the whole of it
-        copies = rank["logits"].unflatten(0, (len(found), -1))
-        replicas = [copies[replica * 2] for replica in range(len(found) // 2)]
-        samples = torch.stack(replicas, 1).flatten(0, 1)
-        torch.testing.assert_close(samples, expected["logits"], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "arguments"),
-    [
-        (1, {}),
-        pytest.param(2, {}, marks=slow),
-        pytest.param(2, {"strategy": "fsdp"}, marks=slow),
-        pytest.param(2, along(**SPLIT), marks=slow),
-    ],
-    ids=["one process", "DDP", "FSDP", "split"],
-)
-def test_a_checkpoint_of_split_layers_is_loaded_in_every_way(
-    ranks: int, arguments: dict[str, Any], tmp_path: Path
-) -> None:
-    folder = str(tmp_path / "checkpoint")
-    (found, _) = run_on_ranks(trained, 2, llama, along(**SPLIT), folder)
-    state = run_on_ranks(loaded, ranks, folder, arguments)[0]
-    torch.testing.assert_close(state, dict(found["state"]), rtol=0, atol=0)
+            assert rank["parts"].get("lm_head.weight") == ((32 // ranks, 16) if make is llama else None)
 
 
 @slow
 def test_without_the_sum_of_gradients_it_ends_in_other_weights() -> None:
-    found, _ = run_on_ranks(trained, 2, plain, along({"plan": IN_PARTS}, **SPLIT), "", True)
+    found, _ = run_on_ranks(trained_without_sum, 2, plain, along({"plan": IN_PARTS}, **SPLIT))
     expected = by_hand(plain)["state"]
     assert max((found["state"][name] - weight).abs().max().item() for name, weight in expected.items()) > 1e-4
 
