@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, ModuleList
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError, StateError
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf
 from accelerate_nb.runtime.strategies.megatron import train_steps
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
-from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches
+from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches, output_on_all
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
 from accelerate_nb.runtime.world.mesh import Mesh
 
@@ -202,16 +202,7 @@ class MegatronModel(ModelWrapper):
         if group.size() == 1:
             return value
         last = parallel_state.get_pipeline_model_parallel_last_rank()
-        described = [None if value is None else tree_map(lambda tensor: tensor.detach().to("meta"), value)]
-        dist.broadcast_object_list(described, last, group)
-        leaves, structure = tree_flatten(described[0] if value is None else value)
-        device = torch.device(torch.cuda.current_device())
-        found = [
-            torch.empty_like(leaf, device=device) if value is None else leaf.detach().contiguous() for leaf in leaves
-        ]
-        for leaf in found:
-            dist.broadcast(leaf, last, group)
-        return tree_unflatten(found, structure)
+        return output_on_all(value, last, group, torch.device(torch.cuda.current_device()))
 
 
 def choose(logits: Tensor, *, temperature: float | None, top_k: int | None, top_p: float | None) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -44,3 +45,24 @@ def merged(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
         return ((torch.stack(leaves) * (weights / weights.sum())).sum()).to(leaves[0].dtype)
 
     return tree_map(joined, *outputs)
+
+
+def output_on_all(output: Any, source: int, group: Any, device: torch.device) -> Any:
+    """A rank's output on all processes of a group; objects in it that are no plain values, such as a cache, stay with that rank."""
+
+    def described(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+        return leaf if isinstance(leaf, (bool, int, float, str)) else None
+
+    def filled(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        tensor = leaf.detach().contiguous() if is_source else torch.empty_like(leaf, device=device)
+        dist.broadcast(tensor, source, group=group)
+        return tensor
+
+    is_source = dist.get_rank() == source
+    held = [tree_map(described, output)]
+    dist.broadcast_object_list(held, source, group=group)
+    return tree_map(filled, output if is_source else held[0])

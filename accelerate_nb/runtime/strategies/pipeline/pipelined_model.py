@@ -18,12 +18,11 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )
 from torch.nn import Module
-from torch.utils._pytree import tree_leaves, tree_map
 
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, DataError, StateError
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf
-from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches
+from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches, output_on_all
 from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel
 from accelerate_nb.runtime.training.repoint import named_weights
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
@@ -176,23 +175,8 @@ class StageRanks:
         return found
 
     def output_on_all(self, output: Any) -> Any:
-        """The last stage's output on all processes; objects in it that are no plain values, such as a cache, stay with that stage."""
-
-        def described(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor):
-                return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
-            return leaf if isinstance(leaf, (bool, int, float, str)) else None
-
-        held = [tree_map(described, output)]
-        dist.broadcast_object_list(held, self.ranks[-1], group=self.group)
-        if dist.get_rank() != self.ranks[-1]:
-            output = tree_map(
-                lambda leaf: torch.empty_like(leaf, device=self.device) if isinstance(leaf, Tensor) else leaf, held[0]
-            )
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor):
-                self.broadcast(leaf.contiguous(), len(self.ranks) - 1)
-        return output
+        """The last stage's output on all processes."""
+        return output_on_all(output, self.ranks[-1], self.group, self.device)
 
     def broadcast(self, tensor: Tensor, stage: int) -> None:
         """Fill a tensor with that of a stage's process."""
