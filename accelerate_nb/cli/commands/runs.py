@@ -344,7 +344,11 @@ def _to_remove(arguments: argparse.Namespace) -> list[SavedRun]:
         return named
     if arguments.keep is None and arguments.older_than is None:
         raise ConfigurationError("No run was named. Name runs, or choose them with --keep N or --older-than DAYS.")
+    for flag, number in (("--keep", arguments.keep), ("--older-than", arguments.older_than)):
+        # also where it is no number
+        if number is not None and not number >= 0:
+            raise ConfigurationError(f"{flag} was given {number}, and nothing was removed. Pass 0 or more.")
     every = kept_runs(_runs_folder(arguments.folder))
-    beyond = every[max(arguments.keep or 0, 0) :]
+    beyond = every[arguments.keep or 0 :]
     latest = time.time() - 86_400 * (arguments.older_than or 0.0)
     return [item for item in beyond if item.is_over and item.started <= latest]

@@ -77,6 +77,10 @@ def test_runs_are_removed_by_name_by_number_or_by_age(folder, capfd):
         (made / "status.json").write_text(json.dumps(facts))
     assert main(["runs", "prune"]) != 0
     assert "No run was named" in capfd.readouterr().err
+    for flag, number in (("--keep", "-1"), ("--older-than", "-7.0"), ("--older-than", "nan")):
+        assert main(["runs", "prune", flag, number]) == 2
+        assert f"{flag} was given {number}, and nothing was removed" in capfd.readouterr().err
+    assert len(runs()) == 3
     assert main(["runs", "prune", "--older-than", "7", "--dry-run"]) == 0
     assert len(runs()) == 3
     assert main(["runs", "prune", "--older-than", "7"]) == 0
