@@ -367,7 +367,7 @@ def find_runs(words: Sequence[str | os.PathLike[str]], parent: Path, most: int) 
     found = {run.folder.resolve(): run for run in (find_run(word, parent) for word in words)}
     if not 2 <= len(found) <= most:
         raise ConfigurationError(
-            f"{len(words)} runs were named to be compared, which are {len(found)} different ones. Name 2 to {most} runs."
+            f"{len(found)} different {'run was' if len(found) == 1 else 'runs were'} named to be compared. Name 2 to {most} runs."
         )
     return list(found.values())
 

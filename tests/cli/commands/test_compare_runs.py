@@ -67,8 +67,8 @@ def test_cells_that_only_have_other_numbers_are_the_same(compare: Compare, paren
     ("words", "message"),
     [
         (["slow", "fats"], "There is no run 'fats' among the 2 that are kept. Near to it is fast. "),
-        (["slow"], "Name 2 to 8 runs."),
-        (["slow", "slow"], "Name 2 to 8 runs."),
+        (["slow"], "1 different run was named to be compared. Name 2 to 8 runs."),
+        (["slow", "slow"], "1 different run was named to be compared. Name 2 to 8 runs."),
     ],
 )
 def test_two_different_runs_that_are_known_are_needed(compare: Compare, words: list[str], message: str) -> None:
