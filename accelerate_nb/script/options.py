@@ -39,9 +39,8 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
     parser._negative_number_matcher = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")
     for option, texts in options.items():
         _add(parser, option, *texts)
-    # --batch_size is --batch-size too
-    dashed = [re.sub(r"^--\w[\w-]*", lambda flag: flag[0].replace("_", "-"), word) for word in words]
-    parsed, others = parser.parse_known_args(dashed)
+    flags = {f"--{option}": _flag(option) for option in options}
+    parsed, others = parser.parse_known_args([_dashed(word, flags) for word in words])
     if others:
         word = others[0]
         if not word.startswith("-"):
@@ -52,6 +51,17 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
     tuples = {option for option, (kind, _, _) in options.items() if kind.startswith("tuple")}
     values = {name: tuple(value) if name in tuples else value for name, value in vars(parsed).items()}
     return OptionValues(tuple(options), values)
+
+
+def _dashed(word: str, flags: Mapping[str, str]) -> str:
+    """A word of the command line with its flag as it is declared: --batch_size is --batch-size too, and --list_ is --list."""
+    typed, equals, value = word.partition("=")
+    flag = flags.get(typed) or re.sub(r"^--\w[\w-]*", lambda found: found[0].replace("_", "-"), typed)
+    return f"{flag}{equals}{value}"
+
+
+def _flag(option: str) -> str:
+    return f"--{(option.strip('_') or option).replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +113,9 @@ def _add(parser: argparse.ArgumentParser, name: str, kind: str, default: str, he
     else:
         read, wanted = _READERS[of or alone]
         shape |= {"type": _reader(read, wanted, is_optional=bool(optional)), "metavar": (of or alone).upper()}
-    flag = f"--{(name.strip('_') or name).replace('_', '-')}"
     text = " ".join(filter(None, (help_text, f"(default: {default})"))).replace("%", "%%")
     # set afterwards: the action of a bool adds a default of its own on some Pythons
-    parser.add_argument(flag, **shape, dest=name, default=argparse.SUPPRESS).help = text
+    parser.add_argument(_flag(name), **shape, dest=name, default=argparse.SUPPRESS).help = text
 
 
 def _reader(read: Callable[[str], Any], wanted: str, *, is_optional: bool) -> Callable[[str], Any]:

@@ -18,6 +18,7 @@ OPTIONS = {
     "seed": ("int | None", "None", ""),
     "kind": ("Literal['adam', 'sgd']", "'adam'", ""),
     "flags": ("list[bool] | None", "None", ""),
+    "filter_": ("str", "''", ""),
 }
 
 
@@ -57,6 +58,8 @@ def option_values(monkeypatch: pytest.MonkeyPatch, *words: str, name: str = "__m
         ("--seed None", {"seed": None}),
         ("--kind sgd", {"kind": "sgd"}),
         ("--flags true no 1", {"flags": [True, False, True]}),
+        ("--filter a_b", {"filter_": "a_b"}),
+        ("--filter_=a_b", {"filter_": "a_b"}),
     ],
 )
 def test_options_have_their_types(monkeypatch, words, found):
