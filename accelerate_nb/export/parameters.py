@@ -60,6 +60,8 @@ def _of_statement(node: ast.stmt, source: str, comment: str) -> Iterator[Paramet
         return
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return
+    if any(isinstance(part, ast.Name) and part.id == "nb_shell" for part in ast.walk(node)):
+        raise _NoOptionError("a magic or a command gives no option")
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
         raise _NoOptionError(f"`{_short(node)}` assigns nothing")
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -80,6 +80,13 @@ def test_an_export_names_cell_and_line_of_all_of_them(tmp_path):
     assert "train.ipynb, cell 3, line 1: cell 2 is tagged `parameters` already" in str(caught.value)
 
 
+@pytest.mark.parametrize("source", ["%%time\na = 1", "a = !ls"])
+def test_a_magic_is_named_as_one_where_it_can_be_no_option(tmp_path, source):
+    with pytest.raises(ExportError) as caught:
+        script(tmp_path, code(source, "parameters"))
+    assert "train.ipynb, cell 1, line 1: a magic or a command gives no option: an option is" in str(caught.value)
+
+
 def test_a_script_lists_its_options(tmp_path):
     found = script(tmp_path, code("a = 1  # one", "parameters")).parameters
     assert found == (Parameter("a", "int", "1", "one"),)
