@@ -29,6 +29,11 @@ _FOLLOWED = frozenset({"panel", "report", "hang_warning_after", "stop_grace_peri
 RAISES = "raises-exception"
 # `_` is the last result, `_3` and `Out[3]` those of cell 3, `In` the texts of the cells.
 _PAST_RESULT = re.compile(r"_{1,3}|_i{0,3}\d*|Out|In|_[oi]h")
+_LAUNCHER = "notebook_launcher"
+_RUN_BY_PYTHON = (
+    "accelerate's notebook_launcher starts processes of its own, so run the script with python. To run it with a launcher "
+    "too, import notebook_launcher from accelerate_nb."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +106,18 @@ class NotebookTranslation:
 
     def notes(self) -> list[tuple[int, Remark]]:
         """Notes for the user, with the numbers of the cells, in the order of the lines."""
-        found = ((number, note) for number, cell in self.cells.items() for note in cell.plain.notes)
+        found = [(number, note) for number, cell in self.cells.items() for note in cell.plain.notes]
+        found += self._launchers_of_accelerate()
         return sorted(found, key=lambda item: (item[0], item[1].line))
+
+    def _launchers_of_accelerate(self) -> Iterator[tuple[int, Remark]]:
+        """Hugging Face's own `notebook_launcher`, which starts processes in each process of a launcher."""
+        for number, item in self.cells.items():
+            for node in ast.walk(item.tree) if _LAUNCHER in item.plain.source else ():
+                if not isinstance(node, ast.ImportFrom) or node.module not in {"accelerate", "accelerate.launchers"}:
+                    continue
+                if any(name.name == _LAUNCHER for name in node.names):
+                    yield number, Remark(node.lineno, _RUN_BY_PYTHON)
 
     def problems(self) -> list[tuple[int, Remark]]:
         """Problems that prevent an export, with the numbers of the cells, in the order of the lines."""

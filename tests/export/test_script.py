@@ -111,6 +111,13 @@ def test_cells_are_left_out_by_their_tags(tmp_path):
     )
 
 
+def test_a_launcher_of_hugging_face_is_named_with_the_one_that_any_launcher_can_start(tmp_path):
+    (note,) = script(tmp_path, "import os\nfrom accelerate import Accelerator, notebook_launcher").notes
+    assert note.startswith("train.ipynb, cell 1, line 2: accelerate's notebook_launcher starts processes of its own")
+    assert note.endswith("import notebook_launcher from accelerate_nb.")
+    assert script(tmp_path, "from accelerate_nb import notebook_launcher").notes == ()
+
+
 def test_values_that_a_run_was_given_are_none_of_a_script(tmp_path):
     found = script(tmp_path, code("lr = 0.1", "parameters"), code("lr = 0.5", "injected-parameters"), "print(lr)")
     assert "0.5" not in found.text
