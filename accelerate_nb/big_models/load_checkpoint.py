@@ -34,6 +34,8 @@ from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.training.repoint import original_name
 
 _INDEXES = (file_names.SAFE_WEIGHTS_INDEX_NAME, file_names.WEIGHTS_INDEX_NAME)
+# Of a folder without weights, an error names as many files.
+_MOST_NAMES = 10
 _WHOLE = (file_names.SAFE_WEIGHTS_NAME, file_names.WEIGHTS_NAME)
 
 logger = logging.getLogger("accelerate_nb.utils.modeling")
@@ -61,9 +63,11 @@ def checkpoint_files(checkpoint: Folder) -> list[Path]:
         )
     found = whole + ([] if whole and has_strange else indexes)
     if not found:
+        names = [item.name for item in held[:_MOST_NAMES]]
+        names += [f"{len(held) - _MOST_NAMES} more"] if len(held) > _MOST_NAMES else []
         raise ConfigurationError(
             f"{path} is not a folder containing a `.index.json` file or a {file_names.WEIGHTS_NAME} or a "
-            f"{file_names.SAFE_WEIGHTS_NAME} file. It holds: {', '.join(item.name for item in held) or 'nothing'}."
+            f"{file_names.SAFE_WEIGHTS_NAME} file. It holds: {', '.join(names) or 'nothing'}."
         )
     # a file that a former save left behind is older; of equally old ones the first: safetensors
     chosen = max(found, key=lambda item: item.stat().st_mtime_ns)

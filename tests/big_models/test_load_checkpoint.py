@@ -215,6 +215,10 @@ def test_a_checkpoint_that_is_not_there_is_reported(tmp_path):
 
     is_refused("should be the path to a file", tmp_path / "none")
     is_refused(r"is not a folder containing a `\.index\.json` file.* It holds: nothing", tmp_path)
+    (tmp_path / "full").mkdir()
+    for number in range(12):
+        (tmp_path / "full" / f"{number:02}.txt").touch()
+    is_refused(r"It holds: 00\.txt, .*, 09\.txt, 2 more\.", tmp_path / "full")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     is_refused(r"not beside it: gone\.safetensors", tmp_path, error=CheckpointError)
     (tmp_path / "model.safetensors.index.json").write_text("[1]")
