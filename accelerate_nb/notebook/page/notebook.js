@@ -42,10 +42,11 @@ export function restorePanel(place, notebook) {
 /** Draws a panel again where JupyterLab says that it found no model of it; returns what ends that. */
 export function redrawLostPanel(place, notebook, views) {
   // it waits two seconds for a model and does not look again after its last pause, in which a slow page has made the model
+  const seen = new WeakSet(); // what an output shows may be another panel's, or that of a widget whose kernel has ended
   const look = () => {
-    for (const output of document.querySelectorAll(".jp-OutputArea-output.jupyter-widgets:not([data-redrawn])")) {
-      if (output.textContent !== "Error displaying widget: model not found") continue;
-      output.dataset.redrawn = "true"; // what it shows may be another widget's, whose kernel has ended
+    for (const output of document.querySelectorAll(".jp-OutputArea-output.jupyter-widgets")) {
+      if (seen.has(output) || output.textContent !== "Error displaying widget: model not found") continue;
+      seen.add(output);
       const panels = panelOutputs(place?.panel, notebook);
       if (views.size < panels.length) for (const [outputs, i] of panels) outputs.set(i, outputs.get(i).toJSON());
     }
@@ -87,7 +88,8 @@ export async function saveNotebook(notebook) {
   }
 }
 
-const panelOutputs = (panel, notebook) => matchingOutputs(notebook, ({ data }) => data?.[VIEW]?.model_id === panel);
+// without a panel none, not those that are of no widget
+const panelOutputs = (panel, notebook) => matchingOutputs(notebook, ({ data }) => panel && data?.[VIEW]?.model_id === panel);
 
 /** The outputs of a notebook that match, each as the list that it is in and its place there. */
 export function matchingOutputs(notebook, matches) {

@@ -179,3 +179,26 @@ def test_a_panel_of_which_the_notebook_says_that_it_found_no_model_is_drawn_agai
     assert page.evaluate("puts") == [0]
     page.evaluate(gives_up)
     assert page.evaluate("puts") == [0]
+
+
+@pytest.mark.parametrize(
+    ("places", "redrawn"),
+    [
+        pytest.param([{"panel": "p0"}, {"panel": "p1"}], [0], id="two panels"),
+        pytest.param([{"report": "r1"}], [], id="a run that has ended"),
+    ],
+)
+def test_where_a_notebook_found_no_model_each_panel_is_drawn_again_and_nothing_else(
+    page: Any, places: list[dict[str, str]], redrawn: list[int]
+) -> None:
+    page.evaluate(NOTEBOOK)
+    page.evaluate(
+        """(places) => {
+            outputs.push({ data: { "text/plain": "no panel" } });
+            for (const place of places) panel.default().initialize({ model: { ...model, get: (name) => ({ place })[name] } });
+            here.innerHTML = '<div class="jp-OutputArea-output jupyter-widgets">Error displaying widget: model not found</div>';
+        }""",
+        places,
+    )
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert page.evaluate("puts") == redrawn
