@@ -49,6 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
         if to_stdout:
             raise ConfigurationError("--execute writes a notebook, and --stdout is for scripts. Name a file with -o.")
         return execute.run(execute.request(notebook, arguments.output))
+    if arguments.stdout and arguments.output not in (None, Path("-")):
+        raise ConfigurationError(
+            f"--stdout and -o {shlex.quote(str(arguments.output))} were both given, and a script goes to one of them. Leave one out."
+        )
     content = read(notebook)
     output = None if to_stdout else arguments.output or notebook.with_suffix(".py")
     if output is not None:

@@ -32,6 +32,13 @@ def test_the_script_goes_to_standard_output(train, capsys, words):
     assert os.listdir(train.parent) == ["train.ipynb"]
 
 
+def test_standard_output_and_a_file_together_are_refused(train, capsys):
+    assert main(["export", str(train), "--stdout", "-o", "x.py"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "--stdout and -o x.py were both given, and a script goes to one of them. Leave one out." in output.err
+
+
 def test_an_exported_script_is_replaced_with_its_permissions(train):
     path = train.with_name("other.py")
     assert main(["export", str(train), "-o", str(path)]) == 0
