@@ -79,11 +79,13 @@ def _of_statement(node: ast.stmt, source: str, comment: str) -> Iterator[Paramet
 
 def _clashes(source: str, found: dict[str, Parameter]) -> Iterator[Remark]:
     first = {node.id: node.lineno for node in reversed(list(ast.walk(ast.parse(source)))) if isinstance(node, ast.Name)}
-    flag_of = {name: name.replace("_", "-").strip("-") or name for name in found}
+    flag_of = {name: name.replace("_", "-").strip("-") for name in found}
     flags = {flag: name for name, flag in flag_of.items()}
     for name, flag in flag_of.items():
         other = flags.get(flag.removeprefix("no-"), "")
-        if flag == "help":
+        if not flag:
+            text = f"`{name}` has no letter or digit that an option could be named after; give it another name."
+        elif flag == "help":
             text = "`--help` lists the options, so it can be none of them; give `help` another name."
         elif flags[flag] != name:
             text = f"`{name}` and `{flags[flag]}` would be the same option; rename one."

@@ -61,6 +61,7 @@ def _dashed(word: str, flags: Mapping[str, str]) -> str:
 
 
 def _flag(option: str) -> str:
+    # scripts that were exported by 0.2.0 may have an option `_`
     return f"--{(option.strip('_') or option).replace('_', '-')}"
 
 

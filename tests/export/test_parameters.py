@@ -62,6 +62,7 @@ NO_OPTIONS = {
     "`--help` lists the options": ["help = 3"],
     "`--no-cache` is how `cache` is turned off": ["no_cache = 1\ncache = True"],
     "would be the same option": ["_a = 1\na = 2"],
+    "`_` has no letter or digit that an option could be named after; give it another name.": ["_ = 1"],
 }
 
 
