@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -43,6 +43,9 @@ def main(words: Sequence[str] | None = None) -> int:
             if is_launch and _OPTIONS.isdisjoint(arguments):
                 launch = shlex.join([NAME, "launch", *arguments])
                 raise ConfigurationError(f"{word!r} is no command. To run a program on every process: {launch}")
+            if word in _words_of_runs():
+                line = shlex.join([NAME, "runs", *arguments])
+                raise ConfigurationError(f"{word!r} is no command. To do this with a run: {line}")
             overview().parse_args(arguments)
             overview().print_help()
             return 2
@@ -90,10 +93,22 @@ def overview() -> CliParser:
 def whole() -> CliParser:
     """The command line with all that each command takes, for what completes it in a shell."""
     parser = overview()
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    choices = _choices(parser)
     for word in COMMANDS:
-        _module(word).configure(commands.choices[word])
+        _module(word).configure(choices[word])
     return parser
+
+
+def _words_of_runs() -> Mapping[str, CliParser]:
+    """The commands of `accelerate-nb runs`, which people type without `runs`."""
+    parser = CliParser()
+    _module("runs").configure(parser)
+    return _choices(parser)
+
+
+def _choices(parser: CliParser) -> Mapping[str, CliParser]:
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return commands.choices
 
 
 if __name__ == "__main__":

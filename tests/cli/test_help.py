@@ -1,6 +1,7 @@
 """The command line answers at once, every command tells what it does, and what goes wrong in any is said in one place."""
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -49,6 +50,13 @@ def test_every_command_that_the_help_lists_has_a_help_of_its_own(capsys: pytest.
             main([name, "--help"])
         assert end.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: accelerate-nb {name}")
+
+
+@pytest.mark.parametrize("words", [["attach"], ["stop", "my run", "--kill"], ["logs", "--help"]], ids=" ".join)
+def test_a_word_of_runs_alone_prints_the_whole_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    line = shlex.join(["accelerate-nb", "runs", *words])
+    assert capsys.readouterr().err == f"accelerate-nb: {words[0]!r} is no command. To do this with a run: {line}\n"
 
 
 # What Python raises is the same as where torch is not installed.
