@@ -77,7 +77,10 @@ def _commands(arguments: argparse.Namespace, file: str | None, commands: list[st
         try:
             lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"The file of commands {path} can't be read: {error}. Correct its path.") from None
+            reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            raise ConfigurationError(
+                f"The commands in {path} were requested, but that file can't be read: {reason}. Correct its path."
+            ) from None
         return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     given = given or [str(command) for command in commands or []]
     if not given and not arguments.install_accelerate:
