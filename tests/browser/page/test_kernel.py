@@ -163,7 +163,7 @@ def test_a_page_that_never_saw_the_panel_puts_it_back_under_its_cell(page: Any) 
     assert page.evaluate("() => outputs.length") == 1
 
 
-def test_a_panel_of_which_the_notebook_says_that_it_found_no_model_is_drawn_again_once(page: Any) -> None:
+def test_a_panel_whose_model_is_not_found_is_drawn_again_once(page: Any) -> None:
     page.evaluate(NOTEBOOK)
     gives_up = """() => here.insertAdjacentHTML(
         "beforeend", '<div class="jp-OutputArea-output jupyter-widgets">Error displaying widget: model not found</div>')"""
