@@ -39,7 +39,8 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
     parser._negative_number_matcher = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")
     for option, texts in options.items():
         _add(parser, option, *texts)
-    flags = {f"--{option}": _flag(option) for option in options}
+    negated = {f"--no{dash}{option}": _flag(option).replace("--", "--no-", 1) for option in options for dash in "-_"}
+    flags = negated | {f"--{option}": _flag(option) for option in options}
     parsed, others = parser.parse_known_args([_dashed(word, flags) for word in words])
     if others:
         word = others[0]

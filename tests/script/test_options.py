@@ -19,6 +19,7 @@ OPTIONS = {
     "kind": ("Literal['adam', 'sgd']", "'adam'", ""),
     "flags": ("list[bool] | None", "None", ""),
     "filter_": ("str", "''", ""),
+    "print_": ("bool", "True", ""),
 }
 
 
@@ -60,6 +61,8 @@ def option_values(monkeypatch: pytest.MonkeyPatch, *words: str, name: str = "__m
         ("--flags true no 1", {"flags": [True, False, True]}),
         ("--filter a_b", {"filter_": "a_b"}),
         ("--filter_=a_b", {"filter_": "a_b"}),
+        ("--no-print_", {"print_": False}),
+        ("--no_print_", {"print_": False}),
     ],
 )
 def test_options_have_their_types(monkeypatch, words, found):
