@@ -327,11 +327,6 @@ def check_megatron(config: TrainingConfig, kind: str, size: int) -> None:
     options = config.megatron_lm_config or {}
     if said := megatron.not_offered(options):
         raise NotYetError(f"megatron_lm_config has {', '.join(said)}, which is not offered here yet. Leave it out.")
-    if options.get("megatron_lm_sequence_parallelism") and options.get("megatron_lm_tp_degree", 1) == 1:
-        raise LaunchError(
-            "megatron_lm_sequence_parallelism was requested with megatron_lm_tp_degree: 1, but sequences are cut among the processes "
-            "that split a layer. Pass a degree of 2 or more, or leave it out."
-        )
     if size % (number := megatron.processes(options)):
         raise LaunchError(
             f"megatron_lm_config was requested with degrees whose product is {number}, which does not divide {size} processes. Pass "

@@ -123,7 +123,7 @@ def test_weights_that_have_other_rows_than_their_configuration_are_not_converted
 def test_sequences_are_whole_by_default_and_settings_that_can_not_be_are_refused() -> None:
     plugin = ours.MegatronLMPlugin()
     assert plugin.context_parallel_size == 1
-    for name, value in (("tp_degree", 0), ("sequence_parallelism", True), ("num_micro_batches", -1)):
+    for name, value in (("tp_degree", 0), ("num_micro_batches", -1)):
         with pytest.raises(ConfigurationError, match=name):
             ours.MegatronLMPlugin(**{name: value})
     with pytest.raises(ConfigurationError, match="Megatron was requested with strategy='fsdp'"):

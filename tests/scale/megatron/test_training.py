@@ -8,7 +8,7 @@ import torch
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError, NotYetError
-from accelerate_nb.utils import MegatronLMPlugin
+from accelerate_nb.utils import MegatronLMPlugin, ParallelismConfig
 from tests.ranks import run_on_ranks
 from tests.scale.megatron.cuda_on_cpu import LIMIT, on_ranks
 from tests.scale.megatron.gpt import (
@@ -109,6 +109,9 @@ def refused() -> None:
     text = "dynamo_backend was requested with Megatron"
     assert_refused(text, lambda: compiling.prepare(other), ConfigurationError)
     compiling.end_training()
+    plugin = MegatronLMPlugin(sequence_parallelism=True)
+    text = "was requested on the mesh dp_replicate 2, but sequences are cut among the processes that split a layer"
+    assert_refused(text, lambda: Accelerator(cpu=True, megatron_lm_plugin=plugin), ConfigurationError)
     plugin = MegatronLMPlugin(expert_model_parallel_size=2, use_distributed_optimizer=True)
     accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin)
     model = megatron_gpt(transformer_config(accelerator.world.mesh, num_layers=1, **MIXTURE))
@@ -169,11 +172,14 @@ def test_optimizers_of_megatron_step_as_torchs_own(precision: str, is_distribute
 # Degrees that Megatron's own layers have on GPUs alone, with layers that a CPU can compute
 
 
-def trained_from_the_middle(folder: str, settings: dict[str, Any], model_settings: dict[str, Any]) -> dict[str, Any]:
+def trained_from_the_middle(
+    folder: str, settings: dict[str, Any], model_settings: dict[str, Any], mesh: ParallelismConfig | None = None
+) -> dict[str, Any]:
     """The training on this rank, the second half of which it makes twice: the other time from a checkpoint."""
     from megatron.core.transformer.moe import moe_utils
 
-    accelerator = Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(gradient_clipping=0.0, **settings))
+    plugin = MegatronLMPlugin(gradient_clipping=0.0, **settings)
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin, parallelism_config=mesh)
     # megatron-core 0.16 reads the name without Transformer Engine, which it is of
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
     has_experts = "num_moe_experts" in model_settings
@@ -206,9 +212,14 @@ MIXTURE = {
     "expert_model_parallel_size": 2,
     "expert_tensor_parallel_size": 1,
 }
-# The settings of the plugin, and those of the model.
-DEGREES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+# The settings of the plugin, those of the model, and a mesh.
+DEGREES: dict[str, tuple[Any, ...]] = {
     "sequences along widths": ({"tp_degree": 2, "sequence_parallelism": True}, {"sequence_parallel": True}),
+    "sequences along a mesh's widths": (
+        {"sequence_parallelism": True},
+        {"sequence_parallel": True},
+        ParallelismConfig(tp_size=2),
+    ),
     "contexts": ({"context_parallel_size": 2}, {}),
     "experts": ({"expert_model_parallel_size": 2}, MIXTURE),
     "experts along widths": (

@@ -100,11 +100,6 @@ class MegatronLMPlugin(megatron.MegatronOptions):
                 raise ConfigurationError(
                     f"{name}={getattr(self, name)} was requested, but it is 1 at least. Leave it out for 1."
                 )
-        if self.sequence_parallelism and self.tp_degree == 1:
-            raise ConfigurationError(
-                "sequence_parallelism=True was requested with tp_degree=1, but sequences are cut among the processes that split a "
-                "layer. Pass tp_degree=2 or more, or leave it out."
-            )
         self.DDP_impl = "local" if self.pp_degree > 1 or self.use_distributed_optimizer else "torch"
         if self.consumed_samples is not None:
             self.consumed_samples += [0] * (3 - len(self.consumed_samples))

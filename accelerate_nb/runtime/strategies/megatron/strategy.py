@@ -91,6 +91,11 @@ class MegatronParallel(Strategy):
                 raise ConfigurationError(
                     f"MegatronLMPlugin({degree}={requested}) was requested on the mesh {mesh}. Leave the degree out of one of them."
                 )
+        if plugin.sequence_parallelism and mesh.tp == 1:
+            raise ConfigurationError(
+                f"MegatronLMPlugin(sequence_parallelism=True) was requested on the mesh {mesh}, but sequences are cut among the "
+                "processes that split a layer. Pass tp_degree=2 or more, or leave it out."
+            )
         experts = plugin.expert_model_parallel_size * plugin.expert_tensor_parallel_size * mesh.pp
         if self.world.size % experts:
             raise ConfigurationError(
