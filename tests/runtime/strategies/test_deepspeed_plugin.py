@@ -101,7 +101,14 @@ def test_a_configuration_is_read_of_a_path_and_refused_of_another_object(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("settings", "backend"), [({"enable_msamp": True, "msamp_opt_level": "O2"}, "TE"), ({}, "MSAMP")]
+    ("settings", "backend"),
+    [
+        ({"enable_msamp": True, "msamp_opt_level": "O2"}, "TE"),
+        ({"hf_ds_config": {**STAGE1, "msamp": {"enabled": True, "opt_level": "O2"}}}, "TE"),
+        ({}, "MSAMP"),
+        # as a launcher's --fp8_backend gives it
+        ({}, "msamp"),
+    ],
 )
 def test_ms_amp_is_refused_by_name(settings: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", backend)

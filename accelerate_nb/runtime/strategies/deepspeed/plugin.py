@@ -140,12 +140,7 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
     def __post_init__(self) -> None:
         deepspeed.OPTIONS.complete(self, os.environ)
         if self.enable_msamp is None:
-            self.enable_msamp = fp8_backend(os.environ) == "MSAMP"
-        if self.enable_msamp:
-            raise NotYetError(
-                "MS-AMP was requested with DeepSpeed, by enable_msamp or ACCELERATE_FP8_BACKEND, which is not offered here yet. Leave it "
-                "out, and use mixed_precision='bf16'."
-            )
+            self.enable_msamp = fp8_backend(os.environ).upper() == "MSAMP"
         given = self.hf_ds_config
         if given == "none":
             self.hf_ds_config = HfDeepSpeedConfig(self._own_configuration())
@@ -154,6 +149,12 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
             self.hf_ds_config = given if hasattr(given, "find_config_node") else HfDeepSpeedConfig(given)
             self._complete_configuration()
         self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
+        msamp = self.deepspeed_config.get("msamp")
+        if self.enable_msamp or (isinstance(msamp, dict) and msamp.get("enabled")):
+            raise NotYetError(
+                "MS-AMP was requested with DeepSpeed, by enable_msamp, ACCELERATE_FP8_BACKEND or msamp in a configuration, which is not "
+                "offered here yet. Leave it out, and use mixed_precision='bf16'."
+            )
         # the panel and the loop say how far a training is
         self.deepspeed_config["steps_per_print"] = float("inf")
         is_zero3 = self.hf_ds_config.is_zero3()
