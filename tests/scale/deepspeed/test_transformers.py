@@ -63,6 +63,9 @@ def in_parts() -> None:
     from transformers import AutoModelForCausalLM
 
     whole = tiny_gpt()
+    # also after another plugin's block that changes nothing
+    with DeepSpeedPlugin(zero_stage=2).zero3_init_context_manager(enable=False):
+        pass
     model = AutoModelForCausalLM.from_config(whole.config)
     assert sum(weight.numel() for weight in model.parameters()) == 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -318,7 +318,12 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
     @contextmanager
     def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
         """A block in which models are made in parts, or whole, whatever `zero3_init_flag` is."""
-        before, self.zero3_init_flag = self.zero3_init_flag, enable
+        before = self.zero3_init_flag
+        if before == enable:
+            # transformers may know another plugin's configuration, of which models are made
+            yield
+            return
+        self.zero3_init_flag = enable
         self.set_deepspeed_weakref()
         try:
             yield
