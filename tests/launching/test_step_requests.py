@@ -16,7 +16,7 @@ from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.rank.step_hold import STOP
 from tests.launching.test_session import session  # noqa: F401 - a fixture
-from tests.waiting import until
+from tests.waiting import until, until_lines
 
 SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all", "panel": False}
 
@@ -154,7 +154,7 @@ def test_a_knob_or_a_profile_that_no_step_follows_is_reported(tmp_path):
     until(lambda: len([rank for rank in run.view.glances() if rank.knobs]) == 2)
     run.set_knob("lr", 0.5)
     run.profile(ranks=[1])
-    until(lambda: run.view.line_count >= 2)
+    until_lines(run, 2)
     Path(tmp_path, "go").touch()
     assert run.wait(60) == [0.1, 0.1]
     assert "A knob was not changed: no optimizer" in run.logs(0)

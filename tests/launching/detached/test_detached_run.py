@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import stat
@@ -83,9 +84,11 @@ def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_find
     assert attach(of_run).wait() == [(0, 6), (1, 6)]
     run.wait()
     assert (run.results, run.error, run.view.state) == ([(0, 6), (1, 6)], None, "finished")
-    assert run.logs(1) == "".join(f"step {step}\n" for step in range(6))
+    # up to torch 2.9, gloo tells of its connections before
+    assert re.sub(r"^\[Gloo\].*\n", "", run.logs(1)) == "".join(f"step {step}\n" for step in range(6))
     assert [metric.step for metric in run.view.rank(0).series["loss"]] == list(range(6))
-    assert [line.text for line in run.view.rank(1).lines] == [f"step {step}" for step in range(6)]
+    lines = [line.text for line in run.view.rank(1).lines if not line.text.startswith("[Gloo]")]
+    assert lines == [f"step {step}" for step in range(6)]
     assert are_gone(processes)
     assert not (of_run / "control.sock").exists()
     # it is over, and its results stay

@@ -18,7 +18,7 @@ from accelerate_nb.events.run_reader import kept_run, view_of
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.node_pool import LocalNodes
 from tests.nodes.trainings import TWO_NODES, agent_of, trains
-from tests.waiting import TIMEOUT, until
+from tests.waiting import TIMEOUT, until, until_lines
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -47,7 +47,8 @@ def cold() -> Iterator[None]:
 
 def until_all_wait(run: Run) -> None:
     """Until each rank has written a line, and each node has told its load."""
-    until(lambda: run.view.line_count >= 2 and len(run.view.node_loads) == 2, run)
+    until_lines(run, 2)
+    until(lambda: len(run.view.node_loads) == 2, run)
 
 
 def agents() -> list[psutil.Process]:
