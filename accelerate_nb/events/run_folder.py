@@ -1,5 +1,6 @@
 """The files of a run: every rank's output, every event, and how it ended."""
 
+import errno
 import json
 import os
 import re
@@ -28,6 +29,8 @@ ATTEMPT_FOLDER = "attempt_{}"
 _BETWEEN_FLUSHES = 0.5
 # What many ranks write is written together so often; the first line after a pause is written at once.
 BETWEEN_OUTPUT_FLUSHES = 0.25
+# Errors that free space ends: of a disk, and of a user's share of it.
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The file that the process of a detached run holds locked.
 _LOCK = "host.lock"
 
@@ -39,6 +42,19 @@ def shown_path(path: str | os.PathLike[str]) -> str:
     except (ValueError, RuntimeError):
         # it is elsewhere, or nobody has a home
         return os.fspath(path)
+
+
+def record_problem(folder: Path, trouble: OSError | None) -> str:
+    """Why not all of a run is kept in its folder, and what to do; empty where the folder is there and took everything."""
+    if not folder.is_dir():
+        return "Not all of the run is kept: its folder was removed, with the output in it."
+    if trouble is None:
+        return ""
+    begin = "Free space there, or set" if trouble.errno in _DISK_FULL else "Set"
+    return (
+        f"Not all of the run is kept in {shown_path(folder)}: {trouble.strerror or trouble}. What could not be written is lost. "
+        f"{begin} another folder for runs: the setting `folder` (ACCELERATE_NB_FOLDER)."
+    )
 
 
 class RunRecorder:

@@ -191,7 +191,7 @@ class Conductor:
         return self._thread is not None and self._thread.is_alive()
 
     @property
-    def trouble(self) -> object | None:
+    def trouble(self) -> OSError | None:
         return self.run_context.record.trouble
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from accelerate_nb.errors import mark_in_panel, of_this_package
-from accelerate_nb.events.run_folder import shown_path
+from accelerate_nb.events.run_folder import record_problem, shown_path
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult, left_out_text
@@ -29,6 +29,11 @@ class FrontEnd:
     @property
     def shows_failure(self) -> bool:
         """Whether a person sees a failure of the run in this view."""
+        return False
+
+    @property
+    def shows_record_problem(self) -> bool:
+        """Whether a person has read in this view why not all of the run is kept in its folder."""
         return False
 
     def opened(self, run: Run) -> None:
@@ -99,7 +104,7 @@ class RunControl(Protocol):
         """Whether it has begun, and may still end by itself."""
 
     @property
-    def trouble(self) -> object | None:
+    def trouble(self) -> OSError | None:
         """The reason why not everything could be kept in the run's folder."""
 
     @property
@@ -182,6 +187,11 @@ class Run:
             self._warned.add(text)
             warn_user(text)
         return [rank_result.value for rank_result in rank_results]
+
+    @property
+    def record_problem(self) -> str:
+        """Why not all of the run is kept in its folder, and what to do; empty where nothing is lost."""
+        return record_problem(self.folder, self._control.trouble)
 
     def wait_until_over(self, timeout: float | None) -> bool:
         """Wait for so many seconds at most, and show nothing; whether the run is over."""
@@ -371,5 +381,5 @@ class Run:
         return interrupts > 0
 
     def _warn_of_trouble(self) -> None:
-        if (trouble := self._control.trouble) is not None:
-            warn_user(f"Not all of the run is kept in {shown_path(self.folder)}: {trouble}", RuntimeWarning)
+        if self._control.trouble is not None and not self._front_end.shows_record_problem:
+            warn_user(self.record_problem, RuntimeWarning)

@@ -80,6 +80,10 @@ class TextFrontEnd(FrontEnd):
         self._is_summed_up = self._is_followed = self._has_gone = False
         self._cursor = 0
 
+    @property
+    def shows_record_problem(self) -> bool:
+        return self._is_command and self._is_summed_up
+
     def opened(self, run: Run) -> None:
         """The caller waits for a run from now on; one that is followed continues where it is."""
         if not self._is_followed:
@@ -214,9 +218,11 @@ class TextFrontEnd(FrontEnd):
         head, *metrics = summary(run)
         lines = [LabelledLine("stderr", head), *(LabelledLine("stderr", text) for text in metrics)]
         if self._is_command:
-            place = LabelledLine("stderr", f"All output: {shown_path(run.folder)}")
+            problem = run.record_problem
             lines[0] = LabelledLine("stderr", f"{SIGNS[view.state]} {head}", _STYLES[view.state])
-            lines = [*self._failure(view)] if self._is_quiet else [*lines, *self._failure(view), place]
+            lines = [*self._failure(view)] if self._is_quiet else [*lines, *self._failure(view)]
+            if problem or not self._is_quiet:
+                lines.append(LabelledLine("stderr", problem or f"All output: {shown_path(run.folder)}"))
         elif not metrics:
             return
         self._is_summed_up = True

@@ -64,6 +64,7 @@ class CapturedStreams:
             lambda: standard_sink(self.out, self.err, variables), is_command=True, clock=lambda: self.now, **options
         )
         facts = {"view": self.view, "folder": Path("/runs/1"), "name": "train.py", "why": "", "started": BEGAN}
+        facts["record_problem"] = ""
         self.front_end.opened(SimpleNamespace(**facts, request_stop=self.stop_requests.append))
 
     def feed(self, *events, after=1.0):
