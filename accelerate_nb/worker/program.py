@@ -210,12 +210,14 @@ class Program:
         sys.path[:] = self.path
         if is_worker:
             # as a Python that has just started
-            allow_prompts()
+            stdin = self.stdin if os.environ.get("RANK") == "0" else None
+            who = "no rank" if self.stdin is None else "only rank 0"
+            allow_prompts(f"{who} reads the standard input of this launch" if stdin is None else "")
             random.seed()
             if (numpy := sys.modules.get("numpy")) is not None:
                 numpy.random.seed()
-            if self.stdin is not None and os.environ.get("RANK") == "0":
-                self.stdin.take_over()
+            if stdin is not None:
+                stdin.take_over()
         try:
             self.what.run(self.arguments)
         except Exception as error:

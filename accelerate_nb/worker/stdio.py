@@ -73,9 +73,9 @@ def replace_screen_and_keyboard() -> None:
             sys.modules[name].display = display  # type: ignore[attr-defined]
 
 
-def allow_prompts() -> None:
-    """Give `input` and `breakpoint` back to a program that has somebody's standard input, or finds out that it has none."""
-    builtins.input = _INPUT
+def allow_prompts(no_input_because: str) -> None:
+    """Give `input` and `breakpoint` back to a program; its `input` says why this rank reads nothing, where it doesn't."""
+    builtins.input = partial(_empty_input, no_input_because) if no_input_because else _INPUT
     sys.breakpointhook = sys.__breakpointhook__
 
 
@@ -117,6 +117,13 @@ def _no_input(prompt: object = "", /) -> NoReturn:
         f"input({prompt!r}) was called in a worker, which has no keyboard. "
         "Call input() in the notebook, and pass the text as an argument."
     )
+
+
+def _empty_input(reason: str, prompt: object = "", /) -> str:
+    try:
+        return _INPUT(prompt)
+    except EOFError as error:
+        raise EOFError(f"{error}: {reason}.") from None
 
 
 def _no_breakpoint(*_: Any, **__: Any) -> NoReturn:

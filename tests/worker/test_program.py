@@ -181,6 +181,16 @@ def test_rank_0_reads_the_standard_input(folder, start_method):
     stdin.close()
 
 
+@pytest.mark.parametrize(("has_stdin", "who"), [(True, "only rank 0 reads"), (False, "no rank reads")])
+def test_the_error_of_a_prompt_on_a_rank_that_reads_nothing_names_who_reads(folder, has_stdin, who):
+    (folder / "asks.py").write_text("import os\nif os.environ['RANK'] == '1': input('who? ')")
+    stdin = StandardInput(os.open(os.devnull, os.O_RDONLY)) if has_stdin else None
+    with pytest.raises(EOFError, match=f"EOF when reading a line: {who} the standard input of this launch"):
+        by_workers(folder, Program(ScriptFile(str(folder / "asks.py"), "asks.py"), stdin=stdin), size=2)
+    if stdin is not None:
+        stdin.close()
+
+
 def test_a_closed_standard_input_is_none():
     code = (
         "import os; os.close(0)\n"
