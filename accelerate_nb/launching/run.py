@@ -240,7 +240,6 @@ class Run:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         deadline = None if timeout is None else time.monotonic() + timeout
         interrupted = self._show_until(deadline)
-        self._warn_of_trouble()
         facts = self._control.facts
         if interrupted and facts.outlives_wait:
             text = f"the wait was interrupted, and {self.name} goes on. `run.stop()` ends it. All output: {shown_path(self.folder)}"
@@ -333,6 +332,8 @@ class Run:
 
     def _outcome(self, error: BaseException | None) -> Any:
         __tracebackhide__ = True
+        if self._control.trouble is not None and not self._front_end.shows_record_problem:
+            warn_user(self.record_problem, RuntimeWarning)
         if error is not None:
             if self._front_end.shows_failure:
                 mark_in_panel(error)
@@ -354,7 +355,6 @@ class Run:
                 cancelled = error
                 if is_over:
                     raise
-        self._warn_of_trouble()
         return self._outcome(cancelled or self.error)
 
     def _show_until(self, deadline: float | None) -> bool:
@@ -379,7 +379,3 @@ class Run:
         finally:
             self._front_end.closed()
         return interrupts > 0
-
-    def _warn_of_trouble(self) -> None:
-        if self._control.trouble is not None and not self._front_end.shows_record_problem:
-            warn_user(self.record_problem, RuntimeWarning)

@@ -32,7 +32,7 @@ class DeepSpeedOptions:
         Names(), key="deepspeed_moe_layer_cls_names", variable="ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"
     )
     enable_msamp: bool | None = None
-    msamp_opt_level: str = "O1"
+    msamp_opt_level: str | None = None
 
 
 _KNOWN = entries_of(DeepSpeedOptions, "", "ACCELERATE_DEEPSPEED_")

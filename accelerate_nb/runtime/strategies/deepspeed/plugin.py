@@ -141,6 +141,8 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
         deepspeed.OPTIONS.complete(self, os.environ)
         if self.enable_msamp is None:
             self.enable_msamp = fp8_backend(os.environ).upper() == "MSAMP"
+        if self.msamp_opt_level is None:
+            self.msamp_opt_level = os.environ.get("ACCELERATE_FP8_OPT_LEVEL", "O1")
         given = self.hf_ds_config
         if given == "none":
             self.hf_ds_config = HfDeepSpeedConfig(self._own_configuration())
