@@ -20,7 +20,4 @@ FLAKY: dict[str, Flaky] = {
     "test_what_ranks_wait_for_is_reported_with_their_stacks[computes_on-rank 0 waits in backward's all_reduce]": Flaky(
         _ENDED, "1 of 18 runs"
     ),
-    "tests/nodes/test_join.py::test_hosts_that_join_run_a_launch_and_one_that_is_cut_off_is_named": Flaky(
-        "one of two machines that join at the same moment is not admitted; why is not known yet", "5 of 16 runs"
-    ),
 }

@@ -105,7 +105,8 @@ def made_hosts(count: int, folder: Path) -> Iterator[Hosts]:
     prefix, net = f"anb{number}", f"10.77.{number}"
     with ExitStack() as made:
         try:
-            run("ip", "link", "add", f"{prefix}br", "type", "bridge")
+            # without an address of its own it takes the lowest of its ports, and hosts have the one before in their tables of neighbours
+            run("ip", "link", "add", f"{prefix}br", "address", "02:00:00:00:00:fe", "type", "bridge")
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network interface can be made here: {error.stderr.strip()}")
         made.callback(run, "ip", "link", "del", f"{prefix}br")
