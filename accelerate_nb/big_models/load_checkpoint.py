@@ -34,9 +34,9 @@ from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.training.repoint import original_name
 
 _INDEXES = (file_names.SAFE_WEIGHTS_INDEX_NAME, file_names.WEIGHTS_INDEX_NAME)
-# Of a folder without weights, an error names as many files.
-_MOST_NAMES = 10
 _WHOLE = (file_names.SAFE_WEIGHTS_NAME, file_names.WEIGHTS_NAME)
+# So many files of a folder without weights are named in an error.
+_MOST_NAMES = 10
 
 logger = logging.getLogger("accelerate_nb.utils.modeling")
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -63,8 +63,9 @@ def checkpoint_files(checkpoint: Folder) -> list[Path]:
         )
     found = whole + ([] if whole and has_strange else indexes)
     if not found:
-        names = [item.name for item in held[:_MOST_NAMES]]
-        names += [f"{len(held) - _MOST_NAMES} more"] if len(held) > _MOST_NAMES else []
+        names = [item.name for item in held]
+        if len(names) > _MOST_NAMES:
+            names[_MOST_NAMES:] = [f"{len(names) - _MOST_NAMES} more"]
         raise ConfigurationError(
             f"{path} is not a folder containing a `.index.json` file or a {file_names.WEIGHTS_NAME} or a "
             f"{file_names.SAFE_WEIGHTS_NAME} file. It holds: {', '.join(names) or 'nothing'}."

@@ -45,7 +45,8 @@ export function redrawLostPanel(place, notebook, views) {
   const seen = new WeakSet(); // what an output shows may be another panel's, or that of a widget whose kernel has ended
   const look = () => {
     for (const output of document.querySelectorAll(".jp-OutputArea-output.jupyter-widgets")) {
-      if (seen.has(output) || output.textContent !== "Error displaying widget: model not found") continue;
+      // its own text: that of all that a panel holds is long
+      if (seen.has(output) || output.firstChild?.nodeValue !== "Error displaying widget: model not found") continue;
       seen.add(output);
       const panels = panelOutputs(place?.panel, notebook);
       if (views.size < panels.length) for (const [outputs, i] of panels) outputs.set(i, outputs.get(i).toJSON());
@@ -112,7 +113,7 @@ export function observeReport(id, put) {
 }
 
 /** Calls `look` now and whenever elements come into the page; returns what ends that. */
-function watchPage(look) {
+export function watchPage(look) {
   const watch = new MutationObserver(look);
   watch.observe(document.body, { childList: true, subtree: true });
   look();

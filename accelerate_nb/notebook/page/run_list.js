@@ -1,7 +1,7 @@
 // The table of runs: a press on a row opens its run under the row, another one closes it.
 
 import { h, set, setText } from "./elements.js";
-import { matchingOutputs } from "./notebook.js";
+import { matchingOutputs, watchPage } from "./notebook.js";
 
 const MARK = "accelerate-nb-runs"; // in the metadata of the outputs below the table's own: the run, and the rows after it
 const LINK =
@@ -99,13 +99,11 @@ function openRows(model, notebook) {
 
   model.on("msg:custom", onMessage);
   // the table comes after its widget, and anew where the notebook draws it again
-  const watch = new MutationObserver(dress);
-  watch.observe(document.body, { childList: true, subtree: true });
+  const unwatch = watchPage(dress);
   const clock = setInterval(drawAges, 30000);
-  dress();
   return () => {
     clearInterval(clock);
-    watch.disconnect();
+    unwatch();
     model.off("msg:custom", onMessage);
     for (const button of buttons.values()) button.disabled = true;
   };
