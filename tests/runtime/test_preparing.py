@@ -21,7 +21,7 @@ from accelerate_nb.runtime.world.registry import forget
 from accelerate_nb.scheduler import AcceleratedScheduler
 from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.utils import DummyOptim, DummyScheduler, MegatronLMDummyDataLoader, MegatronLMDummyScheduler
-from accelerate_nb.utils.dataclasses import AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs
+from accelerate_nb.utils.dataclasses import DistributedDataParallelKwargs, GradScalerKwargs
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import net, samples
@@ -119,15 +119,6 @@ def test_a_copy_of_a_mixed_model_has_its_own_weights_and_an_unwrapped_one_can_lo
     pickle.dumps(bare)
 
 
-def test_autocast_blocks_obey_their_handler() -> None:
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    layer, inputs = nn.Linear(2, 2), torch.ones(1, 2)
-    with accelerator.autocast():
-        assert layer(inputs).dtype == torch.bfloat16
-        with accelerator.autocast(AutocastKwargs(enabled=False)):
-            assert layer(inputs).dtype == torch.float32
-
-
 def wrapped() -> list[Any]:
     options = DistributedDataParallelKwargs(find_unused_parameters=True, comm_hook="fp16")
     accelerator = Accelerator(kwargs_handlers=[options])
@@ -170,13 +161,6 @@ def test_a_schedule_made_around_a_prepared_optimizer_follows_it(accelerator: Acc
     accelerator.sync_gradients = False
     schedule.step()
     assert schedule.get_last_lr() == [0.5]
-    # a schedule may go its own way
-    accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
-    _, optimizer, schedule, _ = accelerator.prepare(*parts())
-    optimizer.step()
-    accelerator.sync_gradients = False
-    schedule.step()
-    assert schedule.get_last_lr() == pytest.approx([0.01])
 
 
 def fp16(**scaling: Any) -> tuple[Accelerator, nn.Parameter, Any]:
@@ -247,30 +231,6 @@ def test_two_optimizers_step_by_their_true_gradients_clipped_together_or_with_th
     accelerator.clip_grad_norm_([second], 10.0)
     second_optimizer.step()
     assert round(second.item(), 4) == 0.7
-
-
-def held() -> tuple[bool, bool, bool]:
-    accelerator = Accelerator()
-    torch.manual_seed(accelerator.process_index)
-    model = accelerator.prepare(nn.Linear(2, 1, bias=False))
-    inputs = torch.full((1, 2), float(accelerator.process_index))
-
-    def equal() -> bool:
-        gathered = accelerator.gather(model.module.weight.grad)
-        return bool(torch.equal(gathered[0], gathered[1]))
-
-    with accelerator.no_sync(model):
-        model(inputs).sum().backward()
-    first = equal()
-    with accelerator.no_sync(model):
-        loss = model(inputs).sum()
-    with accelerator.trigger_sync_in_backward(model):
-        loss.backward()
-    return first, equal(), model.require_backward_grad_sync
-
-
-def test_gradients_stay_here_until_they_are_sent() -> None:
-    assert run_on_ranks(held, 2) == [(False, True, True)] * 2
 
 
 GENERATIONS = [("bf16", 2), ("no", 1), ("bf16", 3)]

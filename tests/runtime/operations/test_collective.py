@@ -167,20 +167,6 @@ def test_debug_mode_alone_checks_ones_own_operations_however_it_is_spelled(spell
             assert f"rank {other - 1}: {called}" in message
 
 
-def flags() -> list[bool]:
-    accelerator = Accelerator()
-    found = [accelerator.check_trigger()]
-    if accelerator.process_index == 1:
-        accelerator.set_trigger()
-    found += [accelerator.check_trigger(), accelerator.check_trigger()]
-    accelerator.set_trigger()
-    return [*found, accelerator.check_trigger(), accelerator.check_trigger()]
-
-
-def test_a_flag_that_one_process_raises_is_seen_once_by_all() -> None:
-    assert run_on_ranks(flags, 2) == [[False, True, False, True, False]] * 2
-
-
 def test_one_process_keeps_what_it_has() -> None:
     tensor = torch.ones(2)
     assert alone.gather(tensor) is tensor

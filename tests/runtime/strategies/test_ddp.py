@@ -1,7 +1,6 @@
 """Copies of a model exchange their gradients as they are told to, and can be let go at any time."""
 
 import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -49,16 +47,6 @@ PACKING: list[dict[str, Any]] = [
     {"comm_hook": "power_sgd", "comm_state_option": LOW_RANK},
     {"comm_hook": "power_sgd", "comm_wrapper": "fp16", "comm_state_option": LOW_RANK},
 ]
-BY_HAND: list[Callable[[], tuple[Any, Any]]] = [
-    lambda: (None, default_hooks.allreduce_hook),
-    lambda: (None, default_hooks.fp16_compress_hook),
-    lambda: (low_rank(), powerSGD_hook.powerSGD_hook),
-    lambda: (low_rank(), default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)),
-]
-
-
-def low_rank() -> Any:
-    return powerSGD_hook.PowerSGDState(None, **LOW_RANK)
 
 
 def steps(model: nn.Module, rank: int, size: int) -> list[list[float]]:
@@ -85,22 +73,10 @@ def packed(peer: Peer) -> list[Any]:
     return found
 
 
-def packed_by_hand() -> list[Any]:
-    found = []
-    rank = Accelerator().process_index  # connects the processes; the rest is PyTorch's
-    for make in BY_HAND:
-        torch.manual_seed(0)
-        model = DistributedDataParallel(net(), bucket_cap_mb=1, gradient_as_bucket_view=True)
-        model.register_comm_hook(*make())
-        found.append(steps(model, rank, 2))
-    return found
-
-
 @pytest.mark.slow
 def test_gradients_are_packed_as_accelerate_packs_them() -> None:
     both = under_both(packed, 2)
     assert both.ours == both.theirs
-    assert both.ours == run_on_ranks(packed_by_hand, 2)
     assert len(set(map(str, both.ours[0]))) == len(PACKING)  # each packs in its own way
 
 

@@ -72,22 +72,6 @@ def test_nothing_is_split_into_nothing() -> None:
         assert repr(found) == repr([item for item in EMPTY for _ in range(2)])
 
 
-def order_of_blocks(folder: str) -> str:
-    from pathlib import Path
-
-    accelerator = Accelerator()
-    record = Path(folder) / "record"
-    with accelerator.main_process_first():
-        with record.open("a") as file:
-            file.write(str(accelerator.process_index))
-    accelerator.wait_for_everyone()
-    return record.read_text()
-
-
-def test_the_main_process_goes_first(tmp_path: Any) -> None:
-    assert run_on_ranks(order_of_blocks, 2, str(tmp_path)) == ["01", "01"]
-
-
 def states_after_the_end() -> list[Any]:
     first = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4)
     before = [AcceleratorState().mixed_precision, GradientState().num_steps]
