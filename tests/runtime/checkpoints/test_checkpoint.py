@@ -219,24 +219,3 @@ def test_places_that_are_missing_are_named_and_registered_objects_must_match(tmp
     with pytest.raises(CheckpointError, match="Found checkpoints: 0"):
         accelerator.load_state(tmp_path / "saved")
     accelerator.end_training()
-
-
-def epoch(folder: str, save_after: int | None) -> list[int]:
-    """Save after some batches of an epoch without a shuffle; or load, and return what a rank sees of the rest."""
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(torch.arange(32), batch_size=4))
-    if save_after is None:
-        accelerator.load_state(folder)
-    seen = []
-    for number, batch in enumerate(loader, start=1):
-        seen += batch.tolist()
-        if number == save_after:
-            accelerator.save_state(folder)
-    return seen
-
-
-def test_an_epoch_goes_on_with_more_processes_than_it_was_saved_with(tmp_path: Path) -> None:
-    folder = str(tmp_path / "saved")
-    run_on_ranks(epoch, 1, folder, 4)
-    seen = run_on_ranks(epoch, 2, folder, None)
-    assert sorted(number for rank in seen for number in rank) == list(range(16, 32))

@@ -22,7 +22,6 @@ from accelerate_nb.runtime.checkpoints.writer import (
     DirectWriter,
     DiskFile,
     FileToWrite,
-    in_groups,
     without_aliases,
     write_files,
 )
@@ -140,8 +139,3 @@ def test_a_memory_with_two_names_is_written_once_and_found_under_both_and_views_
     both = torch.arange(4.0)
     kept = without_aliases({"low": both[:2], "high": both[2:]})
     assert {name: tensor.tolist() for name, tensor in kept.items()} == {"low": [0.0, 1.0], "high": [2.0, 3.0]}
-
-
-def test_tensors_are_grouped_in_their_order() -> None:
-    sizes = {"a": 4, "b": 4, "c": 30, "d": 2}
-    assert list(in_groups(sizes, lambda name: sizes[name], 10)) == [["a", "b"], ["c"], ["d"]]
