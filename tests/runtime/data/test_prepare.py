@@ -42,23 +42,6 @@ def test_a_loader_without_batches_keeps_its_order() -> None:
     assert second == [*whole[1::2], whole[0]]
 
 
-def test_every_sampler_is_the_same_on_all_processes() -> None:
-    def order(index: int) -> list[Any]:
-        torch.manual_seed(5)
-        loader = DataLoader(Numbers(8), 1, sampler=SubsetRandomSampler(range(0, 8, 2)))
-        share = ours.prepare_data_loader(loader, num_processes=2, process_index=index, use_seedable_sampler=True)
-        torch.manual_seed(index)  # from here on the processes differ
-        return [batch.item() for batch in share]
-
-    assert sorted(order(0) + order(1)) == [0, 2, 4, 6]
-
-
-def test_what_is_left_is_counted_by_what_the_sampler_gives() -> None:
-    loader = DataLoader(Numbers(100), 4, sampler=SubsetRandomSampler(range(10)))
-    prepared = ours.prepare_data_loader(loader, num_processes=2, process_index=0)
-    assert [prepared.remainder for _ in prepared] == [2, 2]
-
-
 def test_a_prepared_loader_is_a_torch_loader_with_its_settings() -> None:
     def collate(samples: list[Any]) -> Any:
         return samples
@@ -164,6 +147,7 @@ def drawn_loaders(workers: int) -> dict[str, DataLoader[Any]]:
         "numpy's generator": DataLoader(data, 2, sampler=DrawnByNumpy(), **options),
         "batches": DataLoader(data, batch_sampler=DrawnBatches(), **options),  # type: ignore[arg-type]  # as people write them
         "subclass": DataLoader(data, 2, sampler=Subclassed(data), **options),
+        "some samples": DataLoader(data, 2, sampler=SubsetRandomSampler(range(SIZE)), **options),
         "weighted": DataLoader(data, 2, sampler=WeightedRandomSampler([1.0] * SIZE, SIZE, False), **options),
         "shuffled": DataLoader(data, 2, shuffle=True, **options),
         "seedable": DataLoader(data, 2, shuffle=True, **options),
@@ -174,7 +158,7 @@ def drawn_epochs(workers: int, settings: dict[str, Any]) -> dict[str, list[list[
     """Two epochs of each loader, the rest of a third, and the rest of a fourth before and after it is begun anew."""
     found = {}
     for name, loader in drawn_loaders(workers).items():
-        config = DataLoaderConfiguration(use_seedable_sampler=name == "seedable", **settings)
+        config = DataLoaderConfiguration(use_seedable_sampler=name in ("seedable", "some samples"), **settings)
         accelerator = Accelerator(cpu=True, dataloader_config=config)
         set_seed(3, device_specific=True)
         prepared = accelerator.prepare(loader)
