@@ -6,15 +6,6 @@ import sys
 import pytest
 
 from accelerate_nb.config.environment import already_launched, requests_tpu, runs_folder, set_variables
-from tests.processes import python
-
-
-def test_a_worker_of_torchrun_was_launched(tmp_path):
-    script = tmp_path / "script.py"
-    prints = "print(already_launched(os.environ))"
-    script.write_text(f"import os\nfrom accelerate_nb.config.environment import already_launched\n{prints}\n")
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", script]
-    assert python(*words, check=True).stdout.split() == ["True"]
 
 
 @pytest.mark.parametrize(

@@ -270,19 +270,6 @@ def test_a_file_that_is_not_understood_is_not_written_over(tmp_path, text, error
     assert path.read_text() == text
 
 
-def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
-    path = file(tmp_path, "num_processes: 4\n")
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigurationError, match="No space left on device"):
-        saved(path, {"num_processes": 2})
-    assert path.read_text() == "num_processes: 4\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
-
-
 @pytest.mark.parametrize("path", ["", "file.yaml/config.yaml"])
 def test_a_place_that_cannot_be_written_is_reported(tmp_path, path):
     (tmp_path / "file.yaml").write_text("")

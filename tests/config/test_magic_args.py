@@ -22,7 +22,7 @@ from accelerate_nb.config.magic_args import (
 from accelerate_nb.config.rank_lists import named
 from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.config.settings import settings
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError
 from tests.config.test_formats import ALL
 
 
@@ -93,11 +93,6 @@ def test_a_mistake_is_reported_with_what_to_do(line, message):
     with pytest.raises(ConfigurationError) as raised:
         read_cell_line(line)
     assert message in str(raised.value)
-
-
-def test_what_is_not_offered_yet_reports_it():
-    with pytest.raises(NotYetError, match="not offered here yet"):
-        read_cell_line("--rdzv_backend etcd")
 
 
 def test_a_comment_and_quotes_are_read_as_in_a_shell():

@@ -4,7 +4,6 @@ import ast
 import io
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -343,12 +342,6 @@ def test_a_script_without_a_notebook_finds_no_ipython_as_code_that_looks_for_it_
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     exec(text, names)
     assert names["in_colab"] is False
-
-
-def test_a_failing_cell_of_bash_raises_as_in_ipython() -> None:
-    found = plain("%%bash\nexit 3")
-    with pytest.raises(subprocess.CalledProcessError, match="status 3"):
-        exec(found.source, {"nb_shell": nb_shell})
 
 
 @pytest.mark.parametrize("terms", [800, 3000, 100_000])

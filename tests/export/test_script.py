@@ -194,13 +194,6 @@ def test_imports_from_the_future_stand_once_at_the_top(tmp_path):
     assert ran(text) == "1 2\n"
 
 
-@pytest.mark.parametrize("end", ["\r\n", "\r"])
-def test_line_ends_of_other_systems_change_nothing(tmp_path, end):
-    plain = script(tmp_path, "x = '''a\nb'''\nprint(x)\n").text
-    other = {"cell_type": "code", "source": f"x = '''a{end}b'''{end}print(x){end}", "metadata": {}}
-    assert script(tmp_path, other).text == plain
-
-
 def test_a_script_of_nothing_is_a_script(tmp_path):
     ast.parse(script(tmp_path).text)
     assert ran(script(tmp_path, "", markdown("")).text) == ""
