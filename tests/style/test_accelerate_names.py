@@ -10,8 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.processes import python
 from tests.style.source_files import ROOT
 
@@ -140,26 +138,3 @@ def test_import_of_the_package_alone_offers_the_modules_that_it_does_in_accelera
 def printed(script: str, *arguments: str) -> list[str]:
     """The lines that a Python prints which has imported nothing yet."""
     return python("-c", script, *arguments, check=True).stdout.split()
-
-
-def taking(a: int, *, b: int = 0, **options: int) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("theirs", "found"),
-    [
-        (["a", "b="], []),
-        (["a", "kwargs"], []),
-        (["a", "c="], ["f(c)"]),
-        (["a=", "b="], ["f(a: needed here, optional there)"]),
-        (["b="], ["f(a: needed here, optional there)"]),
-        (["b=", "a"], ["f(parameters in another order)"]),
-        (["args", "kwargs"], []),
-    ],
-)
-def test_the_check_sees_parameters(theirs: list[str], found: list[str]) -> None:
-    assert list(wrong_parameters("f", taking, theirs)) == found
-
-
-def test_the_check_sees_a_missing_member() -> None:
-    assert list(wrong_members("A", Path, {"name": "property", "no_such": "property"})) == ["A.no_such"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -122,54 +121,6 @@ def test_the_package_keeps_the_rule(rule: Callable[[list[Module]], Iterator[str]
     assert list(rule(ALL)) == []
 
 
-BROKEN = [
-    (wrong_layers, {"launching/a.py": "from accelerate_nb.runtime import b", "runtime/b.py": ""}),
-    (wrong_layers, {"runtime/a.py": "def f():\n    import accelerate_nb.launching.b", "launching/b.py": ""}),
-    (wrong_layers, {"notebook/a.py": "from accelerate_nb.runtime.b import c", "runtime/b.py": ""}),
-    (wrong_layers, {"launching/a.py": "f = import_module('accelerate_nb.runtime.b').f", "runtime/b.py": ""}),
-    (wrong_layers, {"worker/a.py": "from accelerate_nb.runtime.b import c", "runtime/b.py": ""}),
-    (wrong_layers, {"runtime/a.py": "from accelerate_nb.big_models.b import c", "big_models/b.py": ""}),
-    (wrong_layers, {"big_models/a.py": "from accelerate_nb.launching.b import c", "launching/b.py": ""}),
-    (wrong_layers, {"errors.py": "from accelerate_nb.events import event_types", "events/event_types.py": ""}),
-    (wrong_layers, {"launching/a.py": "from accelerate_nb.state import X", "state.py": ""}),
-    (wrong_torch, {"launching/a.py": "import torch"}),
-    (wrong_torch, {"events/a.py": "def f():\n    import torch.distributed"}),
-    (wrong_torch, {"devices/a.py": "class A:\n    from torch import cuda"}),
-    (wrong_optional, {"launching/engines/local.py": "def f():\n    import ray"}),
-    (wrong_re_exports, {"state.py": "'''Hi.'''\nfrom accelerate_nb.runtime.a import b\nc = b()", "runtime/a.py": ""}),
-    (wrong_re_exports, {"utils/a.py": "def f(): ..."}),
-    (
-        import_cycles,
-        {"config/a.py": "import accelerate_nb.config.b", "config/b.py": "from accelerate_nb.config.a import x"},
-    ),
-    (import_cycles, {"cli/a.py": "import accelerate_nb.cli.b", "cli/b.py": "def f():\n    import accelerate_nb.cli.a"}),
-]
-SOUND = {
-    "errors.py": "'''Errors.'''\nfrom typing import TYPE_CHECKING\n",
-    "launching/a.py": "def f():\n    import torch\nfrom accelerate_nb.errors import E",
-    "launching/engines/ray.py": "def f():\n    import ray",
-    "runtime/b.py": "import torch\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import wandb",
-    "state.py": "'''Hi.'''\nfrom accelerate_nb.runtime.b import torch\n__all__ = ['torch']",
-}
-
-
-@pytest.mark.parametrize(
-    ("rule", "files"), BROKEN, ids=lambda value: getattr(value, "__name__", None) or "-".join(value)
-)
-def test_a_rule_sees_what_breaks_it(rule: Callable, files: dict[str, str], tmp_path: Path) -> None:
-    assert list(rule(built(tmp_path, files)))
-    assert not list(rule(built(tmp_path / "sound", SOUND)))
-
-
-def built(folder: Path, files: dict[str, str]) -> list[Module]:
-    """A small package of these files."""
-    for name, text in files.items():
-        path = folder / "accelerate_nb" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return modules(folder / "accelerate_nb")
-
-
 def test_warnings_are_given_where_they_name_the_persons_line():
     calling = [module.name for module in ALL if "warnings.warn(" in module.path.read_text(encoding="utf-8")]
     assert calling == ["accelerate_nb.user_warnings"]
@@ -214,16 +165,3 @@ def unpickles_and_names_stores(module: Module) -> bool:
 
 def test_no_file_unpickles_that_reads_a_store() -> None:
     assert [str(module.path) for module in ALL if unpickles_and_names_stores(module)] == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle\npickle.loads(store.get('key'))",
-        "from accelerate_nb.transport.serializer import load\ndef f(self): return load(self.store.get('key'))",
-        "import torch\nfrom torch.distributed import TCPStore\ntorch.load(TCPStore('h', 1).get('key'))",
-    ],
-)
-def test_the_check_would_see_a_store_s_value_unpickled(source: str, tmp_path: Path) -> None:
-    (tmp_path / "seen.py").write_text(source)
-    assert unpickles_and_names_stores(Module(tmp_path / "seen.py", tmp_path))

@@ -3,8 +3,6 @@
 import ast
 from collections.abc import Iterator
 
-import pytest
-
 from tests.style.source_files import modules
 
 CONTAINERS = {"dict", "list", "set", "defaultdict", "OrderedDict", "Counter", "deque", "WeakKeyDictionary", "WeakSet"}
@@ -50,20 +48,3 @@ def changed(function: ast.AST) -> Iterator[tuple[str, int]]:
 
 def test_no_module_keeps_state() -> None:
     assert [f"{module.name}: {found}" for module in modules() for found in state(module.tree)] == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "seen = {}\ndef f(x):\n    seen[x] = 1",
-        "seen = list()\ndef f(x):\n    seen.append(x)",
-        "seen: set = set()\nclass A:\n    def f(self):\n        seen.add(1)",
-        "one = None\ndef f():\n    global one\n    one = 1",
-    ],
-)
-def test_the_check_sees_state(source: str) -> None:
-    assert list(state(ast.parse(source)))
-
-
-def test_a_table_that_is_only_read_is_no_state() -> None:
-    assert not list(state(ast.parse("KINDS = {'a': 1}\ndef f(x):\n    y = {}\n    y[x] = KINDS[x]\n    return y")))

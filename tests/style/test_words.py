@@ -43,14 +43,6 @@ def test_no_link_is_dead() -> None:
     assert found == []
 
 
-def test_the_check_sees_dead_links(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# A *title*, here\n[a](page.md#a-title-here) [b](#nowhere) [c](missing.md) [d](https://example.org)"
-    )
-    assert [target for target in links(page) if dead(page, target)] == ["#nowhere", "missing.md"]
-
-
 def tracked() -> list[Path]:
     """Every file of the repository that is text."""
     if not (ROOT / ".git").exists():
@@ -81,9 +73,3 @@ def test_names_of_tests_use_the_words_of_the_field() -> None:
         for path in sorted(ROOT.glob("tests/**/*.py"))
     }
     assert {name: tests for name, tests in found.items() if tests} == {}
-
-
-@pytest.mark.parametrize("name", ["an_error_is_told", "told", "says_so_once", "a_wish_is_granted"])
-def test_the_check_of_names_finds_words_anywhere(name: str) -> None:
-    assert PROMISE.search(f"    async def test_{name}(page: Any) -> None:")
-    assert not PROMISE.search("def test_a_retold_story_unasked() -> None:")
