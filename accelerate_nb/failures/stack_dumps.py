@@ -14,7 +14,7 @@ from types import FrameType
 from accelerate_nb.failures.traceback_format import frames_text
 from accelerate_nb.sources.cells import CellSources
 
-# The signal at which a process writes where its ranks are, also while one waits in C++.
+# The signal at which a process writes where its main thread is, for one in which no other thread gets to reply.
 SIGNAL = signal.SIGUSR1
 # What faulthandler writes, innermost frame first (see `faulthandler.dump_traceback`).
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
@@ -29,6 +29,7 @@ _STATES = {
     "zombie": "has ended, and nobody has taken note of it yet (a zombie)",
     "dead": "has ended",
 }
+_MOST_CALLS = 100
 # How long the ranks get to write.
 _TIMEOUT = 1.0
 # After so many reads that find nothing new, they have written all.
@@ -117,9 +118,9 @@ def crash_text(dump: str, sources: CellSources) -> str:
 
 
 def as_faulthandler(frame: FrameType | None) -> str:
-    """A thread's calls in faulthandler's words, for a thread that it can't dump."""
+    """A thread's innermost calls, as many as faulthandler writes, in its words."""
     lines = ["Current thread (most recent call first):"]
-    while frame is not None:
+    while frame is not None and len(lines) <= _MOST_CALLS:
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
         frame = frame.f_back
     return "\n".join(lines) + "\n"

@@ -107,8 +107,8 @@ class BeginWorker(Message, frozen=True):
 # ------------------------------------------------------------------------------------------- a node's agent to a worker
 
 
-class QueryCollectives(Message, frozen=True):
-    """Write a `CollectivesReply` into the pipe."""
+class QueryPosition(Message, frozen=True):
+    """Write a `PositionReply` into the pipe."""
 
     carries: ClassVar[int | None] = 1
 
@@ -176,9 +176,10 @@ class CloseSession(Message, frozen=True):
 # ----------------------------------------------------------------------------------- a worker to its agent, into a pipe
 
 
-class CollectivesReply(Message, frozen=True):
-    """The collectives that are under way in a rank by torch's flight recorder, oldest first."""
+class PositionReply(Message, frozen=True):
+    """The calls of a rank's main thread, as faulthandler writes them, and its collectives under way by torch's flight recorder, oldest first."""
 
+    stack: str
     # the last may name the ranks without which the call does not return that the rank is in: `{"awaited": [0, 1]}`
     entries: tuple[Mapping[str, Any], ...]
 

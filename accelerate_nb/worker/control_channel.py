@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from msgspec.structs import astuple
 
+from accelerate_nb.failures.stack_dumps import as_faulthandler
 from accelerate_nb.rank.event_sink import emit
 from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
@@ -86,21 +87,22 @@ def open_inbox(sock: socket.socket) -> ControlChannel:
     channel.on(messages.HoldAtStep, lambda message, _: emit(current_step_hold().hold(message.rank, message.number)))
     channel.on(messages.StopAt, lambda message, _: current_step_hold().stop_at(message.point))
     channel.on(messages.ChangeKnobAfter, lambda message, _: current_step_hold().change_knob_after(*astuple(message)))
-    channel.on(messages.QueryCollectives, _collectives)
+    channel.on(messages.QueryPosition, _position)
     channel.on(
         messages.ProfileSteps, lambda message, _: current_step_profiler().request(ProfileRequest(*astuple(message)))
     )
     return channel
 
 
-def _collectives(_: messages.QueryCollectives, descriptors: Sequence[int]) -> None:
-    entries = recorded()
-    awaited = awaited_ranks(entries)
-    reply = messages.CollectivesReply((*entries[-_MOST_COLLECTIVES:], *([{"awaited": awaited}] if awaited else ())))
+def _position(_: messages.QueryPosition, descriptors: Sequence[int]) -> None:
+    call = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack, entries = as_faulthandler(call), recorded()
+    awaited = awaited_ranks(call, entries)
+    known = (*entries[-_MOST_COLLECTIVES:], *([{"awaited": awaited}] if awaited else ()))
     (pipe,) = descriptors
     # nobody may wait for it any more
     with suppress(BrokenPipeError), open(pipe, "wb") as file:
-        file.write(frame(reply))
+        file.write(frame(messages.PositionReply(stack, known)))
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -123,12 +125,12 @@ def recorded() -> list[dict[str, Any]]:
     ]
 
 
-def awaited_ranks(entries: Sequence[dict[str, Any]]) -> list[int]:
-    """The ranks that the main thread's call waits for: by torch's group or peer, this package's, or an entry's."""
+def awaited_ranks(innermost: FrameType | None, entries: Sequence[dict[str, Any]]) -> list[int]:
+    """The ranks that a thread's innermost call waits for: by torch's group or peer, this package's, or an entry's."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return []
-    calls = [call for call, _ in walk_stack(sys._current_frames().get(threading.main_thread().ident or 0))]
+    calls = [call for call, _ in walk_stack(innermost)] if innermost is not None else []
     # outermost first: a collective of objects makes others
     for call in reversed(calls):
         if call.f_code.co_filename.endswith(_OF_TORCH) and (ranks := _ranks_in(call, c10d)):

@@ -1,13 +1,13 @@
 """A worker answers while its function runs, and no question harms it."""
 
+import ctypes
 import os
 import threading
 from pathlib import Path
 
 from accelerate_nb import launch
-from accelerate_nb.failures.stack_dumps import SIGNAL
 from accelerate_nb.transport.channel import message_of
-from accelerate_nb.transport.messages import CollectivesReply, QueryCollectives
+from accelerate_nb.transport.messages import PositionReply, QueryPosition
 from tests.waiting import until
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
@@ -30,13 +30,16 @@ def test_a_question_whose_asker_has_gone_harms_nobody(tmp_path):
     until_it_runs(run)
     gone, its = os.pipe()
     os.close(gone)
-    run._control.send(0, QueryCollectives(), [its])
+    run._control.send(0, QueryPosition(), [its])
     os.close(its)
     mine, its = os.pipe()
-    run._control.send(0, QueryCollectives(), [its])
+    run._control.send(0, QueryPosition(), [its])
     os.close(its)
     with open(mine, "rb") as reply_file:
-        assert message_of(reply_file.read()) == CollectivesReply(())
+        reply = message_of(reply_file.read())
+    assert isinstance(reply, PositionReply)
+    assert "in waits_for\n" in reply.stack
+    assert reply.entries == ()
     end.touch()
     assert run.wait(60) == "well"
 
@@ -58,15 +61,19 @@ def computes_in_threads(path):
 def test_stacks_of_a_rank_are_requested_as_often_as_one_likes_while_its_threads_run(tmp_path):
     end = tmp_path / "end"
     run = launch(computes_in_threads, (str(end),), **SETTINGS)
-    pid = until_it_runs(run)
-    pause = threading.Event()
-    for _ in range(1500):
-        try:
-            os.kill(pid, SIGNAL)
-        except ProcessLookupError:
-            run.wait(60)  # says how it ended
-            raise
-        pause.wait(0.002)
-    assert "in waits_for" in run.stacks()
+    until_it_runs(run)
+    for _ in range(100):
+        assert "in computes_in_threads" in run.stacks()
     end.touch()
     assert run.wait(60) == "well"
+
+
+def lets_no_other_thread_run():
+    ctypes.PyDLL(None).sleep(60)
+
+
+def test_a_rank_in_compiled_code_that_lets_no_other_thread_run_shows_its_stack():
+    run = launch(lets_no_other_thread_run, **SETTINGS)
+    until_it_runs(run)
+    until(lambda: "in lets_no_other_thread_run" in run.stacks(), run)
+    run.stop(timeout=0)

@@ -250,21 +250,25 @@ class NodeAgent(Agent):
             running = [rank for rank in ranks if rank not in self._gone]
             # a process that has not sent anything yet is not ready for the signal, and would be ended by it
             ready = [rank for rank in running if rank in self._connected]
-            files = [self._connections[rank].stacks for rank in ready]
-            before = lengths(files)
-            self._workers.signal(SIGNAL, ready)
-            dumps = dict(zip(ready, dumps_since(files, before), strict=True))
             pipes: dict[int, int] = {}
             for rank in ready:
                 pipes[rank], its = os.pipe()
-                self._send(rank, messages.QueryCollectives(), [its])
+                self._send(rank, messages.QueryPosition(), [its])
                 os.close(its)
+            dumps: dict[int, str] = {}
             collectives: dict[int, list[Mapping[str, Any]]] = {}
             for rank, data in read_replies(pipes).items():
                 # a rank may have left none, or what is none
                 with suppress(ProtocolError):
-                    if isinstance(reply := message_of(data), messages.CollectivesReply):
-                        collectives[rank] = list(reply.entries)
+                    if isinstance(reply := message_of(data), messages.PositionReply):
+                        dumps[rank], collectives[rank] = reply.stack, list(reply.entries)
+            # the main thread keeps the others from running, in compiled code: its calls stand still, where a signal that
+            # meets a call being made ends the process in a fault of memory
+            if late := [rank for rank in ready if rank not in dumps]:
+                files = [self._connections[rank].stacks for rank in late]
+                before = lengths(files)
+                self._workers.signal(SIGNAL, late)
+                dumps |= zip(late, dumps_since(files, before), strict=True)
         stacks = {rank: dumps.get(rank) or process_state(self.pids.get(rank)) for rank in running}
         return StackSnapshot(stacks, collectives)
 
