@@ -105,7 +105,7 @@ demo: $(VENV)/.demo
 	@echo "The executed notebook:  $(CURDIR)/$(BUILD)/01_first_run.ipynb"
 	@echo "The same as a page:     $(CURDIR)/$(BUILD)/01_first_run.html"
 
-# tests/conftest.py has the table of what `test` leaves to `test-all`. A flaky test is run once more where tests/flaky.py lists it.
+# tests/conftest.py has the table of what `test` leaves to `test-all`.
 # Both run two halves of the tests at the same time, since much of that waits; each half is printed when it is over.
 TOGETHER = +@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target
 

@@ -8,9 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from _pytest.runner import runtestprotocol
-
-from tests.flaky import FLAKY
 
 TESTS = Path(__file__).resolve().parent
 # As for the processes that tests start, `tests/stubs/`.
@@ -89,31 +86,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-# ------------------------------------------------------------------------------------------------------------ flaky tests
-
-RUN_AGAIN = pytest.StashKey[list[str]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[RUN_AGAIN] = []
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """A test that `tests/flaky.py` lists is run once more where it fails, which the summary says."""
-    if item.nodeid not in FLAKY:
-        return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    if any(report.failed for report in reports):
-        item.config.stash[RUN_AGAIN].append(item.nodeid)
-        reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
-
-
 # ------------------------------------------------------------------------------------------------------------ the summary
 
 
@@ -124,7 +96,7 @@ def folder_of(name: str) -> str:
     return "/".join(parts[:depth])
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     spent: dict[str, float] = defaultdict(float)
     tests: dict[str, set[str]] = defaultdict(set)
     for reports in terminalreporter.stats.values():
@@ -136,6 +108,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("seconds by folder")
     for folder in sorted(spent, key=lambda folder: -spent[folder]):
         terminalreporter.write_line(f"{spent[folder]:7.1f} s  {len(tests[folder]):5d} tests  {folder}")
-    for name in config.stash[RUN_AGAIN]:
-        flaky = FLAKY[name]
-        terminalreporter.write_line(f"failed and was run again, because {flaky.reason} ({flaky.rate}): {name}")
