@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -114,20 +113,6 @@ def test_no_control_character_goes_into_a_pipe_and_seldom_where_the_ranks_are():
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", "".join(err))
     bars = [item for item in err if "train █" in item or "train ░" in item]
     assert 2 <= len(bars) <= 4
-
-
-def test_every_line_is_flushed_when_it_comes():
-    script = Path(__file__).with_name("pipe.py")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    process = subprocess.Popen(
-        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    with process:
-        process.stdin.write("one\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "[0] one\n"  # while the writer still waits for more
-        process.stdin.close()
-        assert process.wait(60) == 0
 
 
 def test_a_quiet_run_has_its_lines_and_nothing_else():
