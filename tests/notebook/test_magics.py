@@ -9,10 +9,10 @@ import pytest
 from IPython.core.completer import provisionalcompleter
 
 from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands
-from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.session import CellResult
 from accelerate_nb.notebook import magics
+from accelerate_nb.notebook.cells import session_manager
 from accelerate_nb.notebook.cells.commands import described
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from tests.notebook.cells.test_cell_output import Desk
@@ -78,6 +78,10 @@ def test_flags_values_and_commands_are_completed(shell, text, found):
     assert sorted(completed(shell, text)) == found
 
 
+def test_an_empty_line_offers_every_flag(shell):
+    assert {cell_flag.flag for cell_flag in cell_flags()} <= set(completed(shell, "%%accelerate "))
+
+
 def test_names_of_the_notebook_are_completed_where_they_can_stand(shell):
     shell.user_ns["learning_rate"] = 0.1
     assert completed(shell, "%accelerate push learn") == ["learning_rate"]
@@ -101,6 +105,9 @@ def test_the_help_of_both_lists_every_flag_and_every_command(shell, capsys):
     shell.run_cell("%%accelerate --help\npass")
     cell = capsys.readouterr().out
     assert all(cell_flag.flag in cell and cell_flag.help in cell for cell_flag in cell_flags())
+    assert "  -n, --num-processes N\n      Number of processes" in cell
+    assert "--mixed-precision {no,fp16,bf16,fp8}" in cell
+    assert "(default: auto)" in cell
     assert shell.find_cell_magic("accelerate").getdoc() == cell.rstrip("\n")
 
 
@@ -137,6 +144,9 @@ def test_errors_of_ours_are_reported_shortly(shell, capsys):
     assert isinstance(error, ConfigurationError)
     assert "Did you mean --mixed-precision?" in output
     assert len(output.splitlines()) == 1
+    output, _ = failed(shell, "from accelerate_nb import launch\nlaunch(print, num_proceses=2)", capsys)
+    assert "Did you mean num_processes?" in output
+    assert len(output.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -183,6 +193,24 @@ def test_code_that_runs_here_too_shows_its_value_and_its_own_lines(shell, capsys
         magics.CellCode(shell, "await f()").run_locally()
 
 
+def test_a_start_that_takes_a_while_reports_it_meanwhile(monkeypatch):
+    messages, has_message = [], threading.Event()
+
+    def record(text):
+        messages.append(text)
+        has_message.set()
+
+    def start(config):
+        assert has_message.wait(30)
+        return SimpleNamespace(size=2, why="2 on the CPU", alive=True)
+
+    monkeypatch.setattr(session_manager, "print_message", record)
+    monkeypatch.setattr(session_manager.Session, "start", start)
+    NotebookSession().ready({"num_processes": 2, "cpu": True})
+    assert messages[0] == "starting 2 processes…"
+    assert messages[1].startswith("2 processes are ready after")
+
+
 def test_no_session_starts_in_a_worker(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -202,12 +230,6 @@ def test_no_session_starts_in_a_worker(monkeypatch):
 )
 def test_a_value_is_described_in_a_few_words(value, text):
     assert described(value) == text
-
-
-def test_flags_of_commands_are_settings():
-    for line_command in line_commands():
-        assert all(flag.help for flag in line_command.flags)
-    assert settings(magics.CellOptions)
 
 
 def test_runs_that_are_named_are_compared(shell, tmp_path, monkeypatch):
