@@ -66,18 +66,6 @@ def test_every_setting_has_a_labelled_field_with_its_help_under_a_known_heading(
             assert word in shown(picker)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", SINGLE_SETTINGS, ids=lambda settings: next(iter(settings)))
-def test_each_setting_goes_through_the_form_unchanged(settings, monkeypatch):
-    monkeypatch.setattr("accelerate_nb.notebook.picker.form.probe", lambda: machine_for(settings))
-    picker = config_picker()
-    before = picker.value
-    picker.set(**settings)
-    assert picker.value == resolve(settings, {})
-    picker.set(**dict.fromkeys(settings))
-    assert picker.value == before
-
-
 def test_an_untouched_form_is_what_nothing_was_set_for_and_shown_by_its_name_at_the_end_of_a_cell():
     picker = config_picker()
     assert picker.value == resolve({}, {})
@@ -267,13 +255,6 @@ def test_a_broken_variable_is_reported_once_and_the_form_works(monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------- other machines
-
-
-def test_more_processes_than_gpus_are_reported_before_a_launch():
-    found = appraise({"num_processes": "3"}, SERVER, {})
-    assert found.config is None
-    assert found.wrong["num_processes"].startswith("num_processes=3 was requested, but this machine has 2 GPUs")
-    assert appraise({"num_processes": "3", "cpu": True}, SERVER, {}).config is not None
 
 
 def test_a_machine_with_gpus_is_named_as_accelerate_names_it():
