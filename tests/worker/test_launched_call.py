@@ -193,13 +193,6 @@ try:
     run.wait()
 except KeyError as error:
     found["run failed"] = [type(error).__name__, error.rank, str(error).splitlines()[0]]
-
-from accelerate_nb.config.run_config import resolve
-from accelerate_nb.launching.session import Session
-try:
-    Session.start(resolve({"num_processes": 2}, {}))
-except Exception as error:
-    found["run session"] = [type(error).__name__, str(error).replace(f"rank {RANK}", "rank 0")]
 """
 
 
@@ -360,12 +353,6 @@ def test_a_run_that_has_failed_raises_where_it_is_waited_for(found):
     assert [item["run failed"] for item in found] == [
         ["KeyError", rank, f"rank {rank} stopped with KeyError: 'of rank {rank}'"] for rank in (0, 1)
     ]
-
-
-def test_there_are_no_sessions_in_a_launched_process(found):
-    error_name, message = both(found, "run session")
-    assert error_name == "LaunchError"
-    assert "A session was requested inside rank 0 of 2" in message
 
 
 # -------------------------------------------------------------------------------------------------------- one process

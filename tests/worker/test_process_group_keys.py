@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from accelerate_nb import Accelerator, notebook_launcher
-from accelerate_nb.cli.main import main
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.launching.session import Session
 
@@ -74,19 +72,6 @@ def test_groups_are_made_again_and_again_in_the_cells_of_a_session_also_where_on
         session.run("dist.destroy_process_group()").wait()
         for _ in range(3):
             assert [end.value for end in session.call(plain).wait()] == [2.0] * 2
-
-
-@pytest.mark.slow
-def test_groups_are_made_again_and_again_in_a_script(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path / "runs"))
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from tests.worker.test_process_group_keys import again_and_again, plain, through_accelerate\n"
-        "print('sum', sum(again_and_again(20, plain, through_accelerate)))\n"
-    )
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2])
-    assert main(["launch", "--cpu", "-n", "2", "--timeout", "120", str(script)]) == 0
-    assert capfd.readouterr().out.count("sum 40.0") == 2
 
 
 def test_groups_are_made_again_in_each_call_of_a_launcher_inside_of_a_launched_function():
