@@ -13,7 +13,6 @@ import pytest
 
 from accelerate_nb.cli.exit_codes import exit_code
 from accelerate_nb.cli.main import main
-from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.event_types import Failure
 from accelerate_nb.events.run_folder import shown_path
@@ -264,16 +263,6 @@ def test_a_run_that_is_stopped_saves_ends_with_a_code_of_its_own_and_goes_on_whe
 
 
 @pytest.mark.slow
-def test_a_script_that_dies_is_started_again(capfd):
-    dies = "import os, signal\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), signal.SIGKILL)\nprint('went on')"
-    assert main(["launch", *TWO, "--max-restarts", "1", script(dies)]) == 0
-    out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == ["[0] went on", "[1] went on"]
-    assert "restart 1 of 1, after 0.1 s: rank " in err
-    assert "ended with SIGKILL" in err
-
-
-@pytest.mark.slow
 def test_a_program_that_handles_the_signal_saves_before_it_ends(folder):
     assert stopped(SAVES, "ready", "saves") == 143
     assert sorted(path.name for path in folder.glob("saved_*")) == ["saved_0", "saved_1"]
@@ -320,17 +309,6 @@ def test_wrong_parameters_are_reported_before_any_process_starts(words, message,
     assert ended(["launch", "train.ipynb", *TWO, *words]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "runs").exists()
-
-
-def test_a_notebooks_arguments_are_read_by_one_parser(monkeypatch, capsys):
-    made, init = [], CliParser.__init__
-    monkeypatch.setattr(
-        CliParser, "__init__", lambda self, *args, **more: made.append(self) or init(self, *args, **more)
-    )
-    notebook(Path("train.ipynb"), LR, "print(lr)")
-    assert main(["launch", "-n", "2", "train.ipynb", "--cpu", "--dry-run", "--", "--lr", "1"]) == 0
-    assert len(made) == 1
-    assert "--lr 1" in capsys.readouterr().out
 
 
 def test_the_help_of_a_notebook_lists_its_parameters(capsys):
