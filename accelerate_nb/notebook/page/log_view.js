@@ -253,10 +253,8 @@ export class LogView {
 
 /** Takes the numbers of lines that have gone out of a list in order; how many those were. */
 function dropBelow(numbers, first) {
-  let gone = 0;
-  while (gone < numbers.length && numbers[gone] < first) gone++;
-  if (gone) numbers.splice(0, gone);
-  return gone;
+  const kept = numbers.findIndex((number) => number >= first);
+  return numbers.splice(0, kept < 0 ? numbers.length : kept).length;
 }
 
 // what is no alarm has a faint sign

@@ -43,7 +43,7 @@ export function restorePanel(place, notebook) {
 export function redrawLostPanel(place, notebook, views) {
   // it waits two seconds for a model and does not look again after its last pause, in which a slow page has made the model
   const seen = new WeakSet(); // what an output shows may be another panel's, or that of a widget whose kernel has ended
-  const look = () => {
+  return watchPage(() => {
     for (const output of document.querySelectorAll(".jp-OutputArea-output.jupyter-widgets")) {
       // its own text: that of all that a panel holds is long
       if (seen.has(output) || output.firstChild?.nodeValue !== "Error displaying widget: model not found") continue;
@@ -51,8 +51,7 @@ export function redrawLostPanel(place, notebook, views) {
       const panels = panelOutputs(place?.panel, notebook);
       if (views.size < panels.length) for (const [outputs, i] of panels) outputs.set(i, outputs.get(i).toJSON());
     }
-  };
-  return watchPage(look);
+  });
 }
 
 /** Calls `onStart` when a save of the notebook starts, and notes how long it goes on; returns what ends that. */
@@ -71,16 +70,16 @@ export async function saveNotebook(notebook) {
   // during another save JupyterLab takes the file for changed by somebody else, and asks which version to keep
   for (let waits = 0; notebook[SAVING] && waits < 50; waits++) await new Promise((resolve) => setTimeout(resolve, 100));
   if (notebook.isDisposed) return; // it was closed, as the kernel was shut down or later
-  model.dirty = true;
   notebook[SAVING] = true;
-  let changed = false;
+  let changed = true;
   const onChange = () => { changed = true; };
   model.contentChanged.connect(onChange);
   try {
-    await notebook.save();
-    if (!changed) return;
-    model.dirty = true;
-    await notebook.save();
+    for (let saves = 0; changed && saves < 2; saves++) {
+      changed = false;
+      model.dirty = true;
+      await notebook.save();
+    }
   } catch {
     // JupyterLab has shown why
   } finally {
@@ -103,13 +102,12 @@ export function matchingOutputs(notebook, matches) {
 
 /** Calls `put` with each element of this id that is in the page or comes into it, before it is painted; returns what ends that. */
 export function observeReport(id, put) {
-  const look = () => {
+  return watchPage(() => {
     for (const report of document.querySelectorAll(`[id="${id}"]:not([data-mounted])`)) {
       report.dataset.mounted = "true";
       put(report);
     }
-  };
-  return watchPage(look);
+  });
 }
 
 /** Calls `look` now and whenever elements come into the page; returns what ends that. */

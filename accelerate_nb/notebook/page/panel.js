@@ -181,10 +181,7 @@ export default () => {
     });
     model.on("msg:custom", onMessage);
     return () => {
-      unobserve();
-      unwatch();
-      unwatchLost();
-      unwatchSaves();
+      for (const end of [unobserve, unwatch, unwatchLost, unwatchSaves]) end();
       model.off("msg:custom", onMessage);
     };
   }

@@ -89,9 +89,7 @@ function thinLongest(store) {
   store.points = curves.reduce((total, { length }) => total + length, 0);
   if (store.points <= MOST_POINTS) return;
   const longest = curves.reduce((most, curve) => (curve.length > most.length ? curve : most));
-  store.points -= longest.length;
   longest.thin();
-  store.points += longest.length;
 }
 
 /** Something has moved at a time; what was before the run is no time. */
