@@ -56,6 +56,8 @@ def _script(name: str) -> ScriptFile:
     path = os.path.abspath(os.path.expanduser(name))
     if not os.path.exists(path):
         raise ConfigurationError(f"{name} was to be run, and there is no such file. {_suggestion(name, path)}")
+    if os.path.isdir(path) and not any(Path(path).glob("__main__.py*")):
+        raise ConfigurationError(f"{name} was to be run, and is a folder without a __main__.py. Name a script in it.")
     if os.path.isfile(path) and path.endswith(".py"):
         # every process would find it out after its start
         try:

@@ -62,7 +62,7 @@ function openRows(model, notebook) {
         const button = h("button", { type: "button", style: LINK, title }, cell.textContent);
         cell.replaceChildren(button);
         row.style.cursor = "pointer";
-        row.addEventListener("click", () => document.getSelection().isCollapsed && press(number));
+        row.addEventListener("click", () => !button.disabled && document.getSelection().isCollapsed && press(number));
         buttons.set(number, button);
       }
     }

@@ -330,6 +330,7 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
         ([], 2, "No program was given"),
         (["scrpt.py"], 2, "Did you mean script.py?"),
         (["json"], 2, "run it with -m json"),
+        (["/dev"], 2, "/dev was to be run, and is a folder without a __main__.py. Name a script in it."),
         (["-m", "no_such_module"], 2, "there is no module no_such_module"),
         (["-m", "./script.py"], 2, "that is a path, not a module's name. Leave -m out."),
         (["--folder", "/dev/null/runs", "script.py"], 1, "no folder can be made there: Not a directory. Name another"),
