@@ -78,17 +78,6 @@ def test_the_notebook_goes_on_while_a_run_is_awaited(kernel: Kernel, page: Page,
     assert kernel.ok(code).displays[-1]["text/plain"] == "[['x', 'x'], 'beside']"
 
 
-def test_a_wait_that_is_cancelled_ends_the_workers(kernel: Kernel, page: Page, tmp_path) -> None:
-    code = f"""
-        run = launch(train, ("x", {str(tmp_path / "never")!r}), num_processes=2)
-        try:
-            await asyncio.wait_for(run, 1.0)
-        except asyncio.TimeoutError:
-            print("cancelled", run.done, run.view.state)
-    """
-    assert "cancelled True stopped" in kernel.ok(code).stdout
-
-
 def test_an_interrupt_of_an_awaiting_cell_ends_the_workers(kernel: Kernel, page: Page, tmp_path) -> None:
     cell = kernel.start(f"run = launch(train, ('x', {str(tmp_path / 'never')!r}), num_processes=2)\nawait run")
     page.draw()
@@ -108,13 +97,6 @@ def test_a_failure_is_shown_and_raised_where_the_run_is_waited_for(kernel: Kerne
     error = kernel.run(wait).failure
     assert error.name == "KeyError"
     assert "broken" in error.text
-
-
-def test_a_failure_of_a_run_that_is_not_shown_is_reported(kernel: Kernel) -> None:
-    launch = "run = launch(train, ('broken',), {'fail': True}, num_processes=2, panel=False)"
-    cell = kernel.run(f"{launch}\nrun.wait_until_over(None)")
-    Page(kernel).until(lambda: "train has failed in the background" in cell.stderr)
-    assert not cell.displays[:-1]
 
 
 def test_a_run_shows_itself_again_in_any_cell(kernel: Kernel, page: Page, tmp_path) -> None:

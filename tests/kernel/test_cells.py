@@ -267,13 +267,6 @@ def test_a_cell_goes_to_both_sides(two: Kernel) -> None:
     assert two.ok("%%accelerate\nprint(twice(Model.size))").stdout == "[0-1] 6\n"
 
 
-def test_what_fails_in_the_notebook_is_not_run_on_the_ranks(two: Kernel) -> None:
-    cell = two.run("%%accelerate --local\nprint('here')\n1 / 0")
-    assert cell.failure.name == "ZeroDivisionError"
-    assert "was not run on the ranks" in cell.failure.traceback
-    assert cell.stdout == "here\n"
-
-
 def test_a_cell_in_the_background_gives_the_notebook_back_and_its_output_goes_on(two: Kernel) -> None:
     cell = two.run("""
     %%accelerate --background

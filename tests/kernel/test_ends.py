@@ -1,13 +1,8 @@
 """How a run that did not end by itself is told of: in the words of the notebook, with the states that its ranks have."""
 
-import os
-import time
-from pathlib import Path
-
 import psutil
 
-from tests.kernel.kernels import ROOT, Cell, Kernel, kernel
-from tests.launching.cold import Cold
+from tests.kernel.kernels import Cell, Kernel
 
 WAITS = """
 from accelerate_nb import notebook_launcher
@@ -50,23 +45,3 @@ def test_where_the_workers_are_lost_no_rank_is_at_fault_and_none_runs(fresh_kern
     assert "the workers were lost: the supervisor" in drawn(cell)
     assert "running" not in drawn(cell)
     assert "SIGKILL" not in drawn(cell)
-
-
-def test_an_interrupt_before_the_workers_have_started_ends_the_cell_at_once(tmp_path: Path) -> None:
-    cold = Cold(tmp_path / "cold")
-    launcher = "notebook_launcher(print, ('began',), num_processes=2, cpu=True, stop_grace_period=60)"
-    magic = "%%accelerate --num_processes 2 --cpu --stop-grace-period 60\nprint('began')"
-    with kernel(tmp_path, PYTHONPATH=f"{cold.folder}{os.pathsep}{ROOT}") as running:
-        running.ok("%load_ext accelerate_nb")
-        for runs, code in enumerate((launcher, magic), 1):
-            cell = running.start(code)
-            # the cell waits for its workers, and for nothing before them
-            cell.until(lambda runs=runs: len(list(tmp_path.glob("accelerate_nb_runs/*/events.jsonl"))) == runs)
-            began = time.monotonic()
-            running.interrupt()
-            cell.wait()
-            assert time.monotonic() - began < 5
-            assert "KeyboardInterrupt" in cell.failure.traceback
-        cold.release()
-        assert "began" in running.ok(launcher).text
-        assert "began" in running.ok(magic).text

@@ -1,5 +1,9 @@
 """A worker that fails is told in the cell: which rank, why, and where in the notebook."""
 
+import re
+
+import pytest
+
 from tests.kernel.kernels import Kernel
 
 
@@ -27,26 +31,18 @@ def test_the_error_shows_the_lines_of_the_cell(kernel: Kernel) -> None:
     assert f"Cell In[{helper.number}], line 3, in look_up\n    return table[key]" in text
 
 
-def test_an_uncaught_error_reports_its_causes_once(kernel: Kernel) -> None:
-    cell = kernel.run("""
-    def fails():
-        try:
-            {}["the first"]
-        except KeyError as error:
-            raise ValueError("the second") from error
-    notebook_launcher(fails, num_processes=2)
-    """)
-    assert len(cell.failure.traceback.splitlines()) < 40, cell.failure.traceback
-    assert cell.failure.traceback.count("KeyError: 'the first'") == 1
-
-
-def test_a_cause_that_a_cell_raises_again_is_shown_with_its_line(kernel: Kernel) -> None:
-    cell = kernel.run("""
+def test_a_cause_is_shown_once_with_an_error_and_with_its_line_where_a_cell_raises_it_again(kernel: Kernel) -> None:
+    kernel.ok("""
     def fails():
         try:
             {}["first"]
         except KeyError as error:
             raise ValueError("second") from error
+    """)
+    cell = kernel.run("notebook_launcher(fails, num_processes=2)")
+    assert len(cell.failure.traceback.splitlines()) < 40, cell.failure.traceback
+    assert cell.failure.traceback.count("KeyError: 'first'") == 1
+    cell = kernel.run("""
     try:
         notebook_launcher(fails, num_processes=2)
     except ValueError as error:
@@ -56,3 +52,25 @@ def test_a_cause_that_a_cell_raises_again_is_shown_with_its_line(kernel: Kernel)
     assert cell.failure.name == "KeyError"
     assert '{}["first"]' in cell.failure.traceback
     assert "raise cause" in cell.failure.traceback
+
+
+def test_wrong_arguments_of_the_function_are_reported_as_python_reports_them(kernel: Kernel) -> None:
+    cell = kernel.run("notebook_launcher(lambda value: value, num_processes=2)")
+    assert cell.failure.name == "TypeError"
+    assert "missing 1 required positional argument: 'value'" in cell.failure.text
+
+
+@pytest.mark.parametrize(
+    "call", ["input('how many? ')", "breakpoint()", "import pdb; pdb.set_trace()\n        print()"]
+)
+def test_asking_the_keyboard_in_a_worker_is_an_error_and_no_hang(kernel: Kernel, call: str) -> None:
+    cell = kernel.run(f"""
+    def asks():
+        {call}
+    notebook_launcher(asks, num_processes=2)
+    """)
+    assert cell.failure.name == "StateError"
+    assert "has no keyboard" in cell.failure.text
+    assert call != "breakpoint()" or "num_processes=1, engine='inline'" in cell.failure.text
+    assert re.search(rf"Cell In\[{cell.number}\], line [23], in asks", cell.failure.text)
+    assert "pdb" not in call or "(Pdb)" in cell.failure.text

@@ -1,7 +1,6 @@
 """The panel of a run in a real kernel: it is fed, and its buttons work, while the cell runs."""
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,19 +178,6 @@ def test_without_a_page_the_run_is_shown_as_html_until_one_comes(fresh: Kernel) 
     assert VIEW not in cell.displays[0]
 
 
-def test_the_report_that_stays_is_small_however_much_was_written(kernel: Kernel) -> None:
-    page = Page(kernel)
-    code = "notebook_launcher(lambda: [print('line', n, 'x' * 60) for n in range(50_000)] and None, num_processes=2)"
-    cell = kernel.start(code)
-    page.draw()
-    cell.wait().result()
-    assert cell.saved_size() < 25_000
-    (shown,) = cell.displays
-    assert VIEW not in shown
-    assert "line 49999" in shown["text/plain"]
-    assert "line 49999" in shown["text/html"]
-
-
 def test_a_page_that_is_loaded_anew_is_sent_everything_again_and_a_second_view_nothing_twice(kernel: Kernel) -> None:
     cell, page = running_panel(kernel)
     resets = lambda: sum(bool(item.get("reset")) for item in page.messages[page.panel])  # noqa: E731
@@ -204,40 +190,6 @@ def test_a_page_that_is_loaded_anew_is_sent_everything_again_and_a_second_view_n
     page.until(lambda: resets() == 2)
     assert page.lines()[0].startswith("round 0")
     kill(cell, page)
-
-
-def test_a_page_that_does_not_answer_is_sent_no_more_until_it_does(kernel: Kernel) -> None:
-    kernel.ok("from accelerate_nb.notebook.display import panel\npanel._BACKLOG_TIMEOUT = 6.0")
-    cell, page = running_panel(kernel, acknowledges=False)
-    messages = lambda: page.messages[page.panel]  # noqa: E731
-
-    def is_quiet() -> bool:
-        before = len(messages())
-        deadline = time.monotonic() + 1
-        while time.monotonic() < deadline:
-            kernel.receive(0.1)
-        return len(messages()) == before
-
-    page.until(is_quiet, 60)
-    count = len(messages())
-    page.send({"do": "ack", "seq": messages()[-1]["seq"]})
-    page.until(lambda: len(messages()) > count)
-    numbers = [item["seq"] for item in messages()]
-    assert numbers == list(range(1, len(numbers) + 1))
-    kill(cell, page)
-    kernel.ok("panel._BACKLOG_TIMEOUT = 20.0")
-
-
-def test_a_whole_log_is_fetched(kernel: Kernel) -> None:
-    cell, page = running_panel(kernel)
-    page.send({"do": "log", "rank": 1})
-    page.until(lambda: page.buffers)
-    assert page.buffers[0].startswith(b"round 0\nround 1\n")
-    assert page.all_of("file")[0] == {"name": "rank_1.log"}
-    page.send({"do": "log", "rank": "../../secret"})
-    page.send({"do": "nonsense"})
-    kill(cell, page)
-    assert len(page.buffers) == 1
 
 
 def test_what_a_rank_displays_is_shown_under_the_panel(kernel: Kernel) -> None:

@@ -15,13 +15,39 @@ from accelerate_nb import StoppedError, launch, notebook_launcher
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.session import Session
-from tests.launching.cold import Cold
 from tests.waiting import until
 
 TWO = {"num_processes": 2, "cpu": True}
 # Far less than the processes would take, which is for ever, and than the grace that ranks have which do something.
 AT_ONCE = 5.0
 STOP_GRACE_PERIOD = 60.0
+# Python imports it before anything else, in the processes that fork workers or are workers.
+HELD = """
+import os, sys, time
+if {{"accelerate_nb.supervisor.main", "accelerate_nb.worker.main"}} & set(sys.orig_argv):
+    open({folder!r} + "/starts", "a").close()
+    while os.path.exists({folder!r} + "/held"):
+        time.sleep(0.01)
+"""
+
+
+class Cold:
+    """A folder to be put on `PYTHONPATH`: what starts with it there waits until it is released."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "held").touch()
+        (folder / "sitecustomize.py").write_text(HELD.format(folder=str(folder)))
+
+    @property
+    def starts(self) -> bool:
+        """Whether a process has started, and waits."""
+        return (self.folder / "starts").exists()
+
+    def release(self) -> None:
+        """Let them go on."""
+        (self.folder / "held").unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -21,22 +21,27 @@ def run_of(view, folder):
     return SimpleNamespace(name="train", why="", folder=folder, view=view, started=0.0, done=False)
 
 
-def test_a_page_that_has_not_answered_is_sent_the_end_all_the_same(monkeypatch, tmp_path):
+def test_a_page_that_does_not_answer_is_sent_no_more_until_it_does_but_the_end(monkeypatch, tmp_path):
     now, sent = [0.0], []
     view = RunState(1)
     live = LivePanel(run_of(view, tmp_path), "jupyter", BusyKernelComm(), background=True, clock=lambda: now[0])
     monkeypatch.setattr(live._panel, "send", lambda message, buffers=None: sent.append(message))
     live._inbox.append({"do": "hello"})
     live.step()
-    view.apply(StateChange(None, "running", 1.0))
+    for detail in ("first", "second"):
+        # as long as nothing comes from it
+        now[0] += 100.0
+        view.apply(StateChange(None, "running", 1.0, detail))
+        held_back = len(sent)
+        live.step()
+        assert len(sent) == held_back
+        live._inbox.append({"do": "ack", "seq": sent[-1]["seq"]})
+        live.step()
+        assert [message["seq"] for message in sent] == list(range(1, held_back + 2))
     now[0] += 100.0
-    live.step()
-    held_back = len(sent)
-    live.step()
-    assert len(sent) == held_back
     view.apply(StateChange(None, "stopped", 2.0))
     live.end(MimeBundle({"text/plain": "the report"}))
-    assert [message["state"]["state"] for message in sent[held_back:] if "state" in message] == ["stopped"]
+    assert [message["state"]["state"] for message in sent[held_back + 1 :] if "state" in message] == ["stopped"]
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["before it", "after it"])
@@ -93,7 +98,8 @@ def test_the_ends_of_a_night_s_runs_wait_for_a_page(tmp_path):
 def test_a_log_is_fetched_whole_or_its_end_with_a_word_about_the_rest(tmp_path):
     file = tmp_path / "rank_0.log"
     file.write_bytes(b"abcdef")
-    assert end_of(file, 10) == b"abcdef"
+    request = {"do": "log", "rank": 0}
+    assert reply(SimpleNamespace(log_file=lambda _: file), request) == ({"file": {"name": file.name}}, [b"abcdef"])
     assert end_of(file, 2) == f"... the first 4 bytes are left out here; all of it is in {file} ...\nef".encode()
     assert end_of(tmp_path / "none", 10) == b""
 
