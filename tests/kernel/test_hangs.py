@@ -32,66 +32,6 @@ def assert_launches_and_leaves_nothing(kernel: Kernel) -> None:
     assert len(kernel.supervisors()) == 1
 
 
-def test_a_skipped_collective_is_reported_with_the_stack_of_every_rank(kernel: Kernel) -> None:
-    kernel.ok("notebook_launcher(print, num_processes=2)")  # the supervisor is there
-    cell = kernel.run("""
-    import time, torch, torch.distributed as dist
-    def skips():
-        dist.init_process_group("gloo")
-        dist.all_reduce(torch.ones(1))
-        print("together")
-        if dist.get_rank() == 1:
-            time.sleep(60)
-        dist.all_reduce(torch.ones(1))
-    notebook_launcher(skips, num_processes=2, timeout=3)
-    """)
-    assert cell.failure.name == "HangError"
-    text = cell.failure.text
-    assert "timeout=3" in text
-    assert f"rank 0 waits in all_reduce, at Cell In[{cell.number}], line 8: dist.all_reduce(torch.ones(1))" in text
-    assert f"rank 1 is elsewhere, at Cell In[{cell.number}], line 7: time.sleep(60)" in text
-    rank_0, rank_1 = text.index("rank 0:"), text.index("rank 1:")
-    assert rank_0 < text.index(f"Cell In[{cell.number}], line 8, in skips\n    dist.all_reduce(torch.ones(1))") < rank_1
-    assert rank_1 < text.index(f"Cell In[{cell.number}], line 7, in skips\n    time.sleep(60)")
-    assert cell.stdout.count("together") == 2
-    assert_launches_and_leaves_nothing(kernel)
-
-
-STUCK = {
-    "asleep": "time.sleep(60)",
-    "in a loop": "while True: pass",
-    "in a collective": """
-        dist.init_process_group("gloo")
-        if dist.get_rank() == 0:
-            print("there", flush=True)
-            dist.all_reduce(torch.ones(1))
-        time.sleep(60)""",
-    "in the store": """
-        TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False).wait(["never set"])""",
-    "deaf": """
-        while True:
-            try:
-                time.sleep(60)
-            except BaseException:
-                pass""",
-}
-
-
-@pytest.mark.parametrize("where", STUCK)
-def test_an_interrupt_ends_ranks_wherever_they_are(kernel: Kernel, where: str) -> None:
-    cell = kernel.start(f"""
-    import os, time, torch, torch.distributed as dist
-    from torch.distributed import TCPStore
-    def stuck():
-        print("there", flush=True)
-        {STUCK[where]}
-    notebook_launcher(stuck, num_processes=2)
-    """)
-    cell.until(lambda: cell.stdout.count("there") >= 2 + (where == "in a collective"))
-    assert interrupted(cell) < INTERRUPTED
-    assert_launches_and_leaves_nothing(kernel)
-
-
 def test_a_function_can_save_what_it_has_when_it_is_interrupted(kernel: Kernel, tmp_path: Path) -> None:
     cell = kernel.start(f"""
     import os, time

@@ -45,25 +45,6 @@ def test_a_flood_of_lines_is_kept_whole_bounded_in_the_cell_and_leaves_the_kerne
     assert kernel.value("str(flood.folder)") in cell.text
 
 
-def test_output_from_below_python_is_shown_under_its_rank(kernel: Kernel) -> None:
-    cell = kernel.ok("""
-    import ctypes, os, subprocess, sys
-    def writes_below():
-        os.write(1, b"from the descriptor\\n")
-        os.write(2, b"from the error descriptor\\n")
-        libc = ctypes.CDLL(None)
-        libc.printf(b"from C %d\\n", 42)
-        libc.fflush(None)
-        subprocess.run(["echo", "from a program"])
-        os.system("echo from a shell 1>&2")
-        print("no newline at the end", end="")
-    notebook_launcher(writes_below, num_processes=2)
-    """)
-    written = ["from C 42", "from a program", "from a shell", "from the descriptor", "from the error descriptor"]
-    for rank in range(2):
-        assert sorted(of_rank(cell, rank)) == [*written, "no newline at the end"]
-
-
 def test_the_last_words_of_c_are_shown_without_a_flush(kernel: Kernel) -> None:
     cell = kernel.run("""
     import ctypes, os
@@ -75,10 +56,11 @@ def test_the_last_words_of_c_are_shown_without_a_flush(kernel: Kernel) -> None:
     assert "C's last words" in cell.failure.text
 
 
-def test_displays_of_ranks_are_shown_under_their_label(kernel: Kernel) -> None:
+def test_displays_and_figures_of_ranks_are_shown_under_their_label(kernel: Kernel) -> None:
+    pytest.importorskip("matplotlib")
     cell = kernel.ok("""
     import os
-    from IPython.display import HTML, Markdown, display
+    from IPython.display import HTML, Markdown
     class Table:
         def _repr_html_(self):
             return "<table><tr><td>a cell's own class</td></tr></table>"
@@ -90,27 +72,19 @@ def test_displays_of_ranks_are_shown_under_their_label(kernel: Kernel) -> None:
             display(Markdown("*marked*"))
             from IPython.display import display as another
             another({"a": 1})
+        import matplotlib.pyplot as plt
+        figure, axes = plt.subplots(figsize=(2, 2))
+        axes.plot([1, 2, 3])
+        display(figure)
+        plt.close(figure)
     notebook_launcher(shows, num_processes=2)
     """)
     html = [shown.get("text/html") for shown in cell.displays]
     assert "<b>bold</b>" in html
     assert any("a cell's own class" in str(item) for item in html)
     assert any(shown.get("text/markdown") == "*marked*" for shown in cell.displays)
-    assert cell.stdout.count("[1]") >= 3
+    assert cell.stdout.count("[1]") >= 4
     assert "[1] {'a': 1}" in cell.stdout
-
-
-def test_figures_of_ranks_are_shown(kernel: Kernel) -> None:
-    pytest.importorskip("matplotlib")
-    cell = kernel.ok("""
-    def draws():
-        import matplotlib.pyplot as plt
-        figure, axes = plt.subplots(figsize=(2, 2))
-        axes.plot([1, 2, 3])
-        display(figure)
-        plt.close(figure)
-    notebook_launcher(draws, num_processes=2)
-    """)
     pictures = [shown["image/png"] for shown in cell.displays if "image/png" in shown]
     assert len(pictures) == 2
     assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)

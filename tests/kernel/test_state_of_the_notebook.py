@@ -37,32 +37,21 @@ def test_a_state_that_was_made_in_an_earlier_cell_does_not_matter(kernel: Kernel
     assert kernel.value("[made_before.num_processes, made_before.process_index]") == [1, 0]
 
 
-def test_a_busy_port_29500_is_no_problem(kernel: Kernel) -> None:
-    with socket.socket() as busy:
-        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        busy.bind(("127.0.0.1", 29500))
-        busy.listen()
-        kernel.ok("""
-        import os, torch, torch.distributed as dist
-        def meets():
-            dist.init_process_group("gloo")
-            dist.barrier()
-            return os.environ["MASTER_PORT"]
-        met = notebook_launcher(meets, num_processes=2)
-        """)
-        assert kernel.value("met") != "29500"
-
-
-def test_a_port_that_was_requested_and_is_busy_is_reported_and_one_that_is_free_is_used(kernel: Kernel) -> None:
-    with socket.socket() as busy:
-        busy.bind(("127.0.0.1", 0))
-        busy.listen()
+def test_a_port_that_is_busy_is_passed_over_or_reported_where_it_was_requested_and_a_free_one_is_used(
+    kernel: Kernel,
+) -> None:
+    kernel.ok("""
+    import os, torch.distributed as dist
+    def meets():
+        dist.init_process_group("gloo")
+        dist.barrier()
+        return os.environ["MASTER_PORT"]
+    """)
+    # Accelerate's own port
+    with socket.create_server(("127.0.0.1", 29500)), socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
-        kernel.ok("""
-        import os
-        def meets():
-            return os.environ["MASTER_PORT"]
-        """)
+        kernel.ok("met = notebook_launcher(meets, num_processes=2)")
+        assert kernel.value("met") != "29500"
         cell = kernel.run(f"notebook_launcher(meets, num_processes=2, use_port={port})")
     assert cell.failure.name == "LaunchError"
     assert str(port) in cell.failure.text
@@ -215,3 +204,19 @@ def test_warnings_name_the_cell_and_its_line_in_ranks_and_in_the_notebook(kernel
     """)
     assert re.search(r"^Cell In\[\d+\], line 6: UserWarning: .*result\['lock'\] is a lock", cell.stderr, re.MULTILINE)
     assert re.match(r"Cell In\[\d+\], line 3: UserWarning: careful\n", kernel.value("run.logs(0)"))
+
+
+def test_the_store_is_there_until_the_last_rank_has_returned(kernel: Kernel) -> None:
+    kernel.ok("""
+    import os, time
+    from torch.distributed import TCPStore
+    def returns_late():
+        if os.environ["RANK"] == "0":
+            return "early"
+        time.sleep(0.5)
+        store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+        store.set("said", "late")
+        return store.get("said").decode()
+    late = notebook_launcher(returns_late, num_processes=2, results="all")
+    """)
+    assert kernel.value("late") == ["early", "late"]
