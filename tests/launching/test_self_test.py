@@ -63,22 +63,6 @@ def test_workers_that_cannot_start_are_reported():
     assert f"use_port={port} was requested" in check.text
 
 
-def wrong(accelerator):
-    if accelerator.process_index == 1:
-        raise ValueError("not what it should be")
-    return "fine"
-
-
-def test_a_failure_stands_at_the_check_that_failed_and_the_rest_is_left_out(monkeypatch):
-    steps = [step._replace(try_it=wrong) if step.name == "loader" else step for step in in_a_worker.STEPS]
-    monkeypatch.setattr(in_a_worker, "STEPS", tuple(steps))
-    # forked workers have this process's modules
-    checks = {item.name: item for item in self_test.SelfTest(config_of(start_method="fork")).run()}
-    assert [item.state for item in checks.values()] == ["passed"] * 4 + ["failed"] + ["left out"] * 2
-    assert checks["loader"].text == "rank 1: ValueError: not what it should be"
-    assert "All output" in checks["loader"].advice
-
-
 def fails(*args, **kwargs):
     raise RuntimeError("the NVIDIA driver is too old")
 

@@ -67,12 +67,6 @@ def test_a_worker_finds_loaded_what_a_former_one_loaded() -> None:
     assert becomes_loaded("nbformat.v4")
 
 
-def test_a_module_that_the_notebook_uses_is_loaded_before_the_first_launch() -> None:
-    supervised.warm()
-    supervised.preload(["nbclient"])
-    assert becomes_loaded("nbclient")
-
-
 def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"

@@ -1,10 +1,10 @@
-"""Agents report all that their workers do, in whatever process they are, and however they are spoken with."""
+"""Agents of far machines, which are spoken with over streams, report all that their workers do."""
 
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,10 @@ def prints_and_returns(array: bytes) -> tuple[int, bytes]:
     return int(os.environ["RANK"]) + 1, array[::-1]
 
 
-@pytest.fixture(scope="module", params=["in this process", "over Unix sockets", "over streams"])
-def where(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """The settings of the ranks on each choice of agents."""
-    if request.param == "over streams":
-        request.getfixturevalue("far_nodes")
-    assert issubclass(node_pool.LocalNodes, FarNodes) == (request.param == "over streams")
-    nodes = 1 if request.param == "in this process" else 2
-    yield {**TWO_NODES, "num_processes": RANKS, "num_nodes": nodes, "engine": "local"}
-    node_pool.close_nodes()
+@pytest.fixture
+def where(far_nodes: type[FarNodes]) -> dict[str, Any]:
+    """The settings of ranks whose agents are spoken with over streams; tests/contracts has the others."""
+    return {**TWO_NODES, "num_processes": RANKS, "engine": "local"}
 
 
 @pytest.fixture
