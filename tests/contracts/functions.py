@@ -1,7 +1,6 @@
 """What the engines run in their contract: functions of a module that a worker can import."""
 
 import ctypes
-import logging
 import os
 import random
 import signal
@@ -146,13 +145,6 @@ def writes_into(tensor, array):
     array.fill(rank() + 1)
     after = float(tensor.mean()), float(array.mean())
     return before, after
-
-
-def logs():
-    # a forked worker has inherited pytest's handlers
-    logging.basicConfig(force=True, format="%(levelname)s: %(message)s")
-    logging.getLogger("training").warning("careful")
-    return rank()
 
 
 def computes_in_parallel():

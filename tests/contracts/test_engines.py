@@ -12,7 +12,6 @@ import psutil
 import pytest
 import torch
 
-from accelerate_nb import WorkerError
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.transport.worker_spec import NetworkAddress, RankInfo
 from tests.contracts import functions
@@ -146,13 +145,6 @@ def test_what_an_inline_function_prints_appears_here(engine, capfd):
     assert capfd.readouterr().out.startswith("début 0\nline 0\r\nline 1\n")
 
 
-def test_what_a_worker_logs_is_kept_under_its_rank(isolated):
-    run = isolated.launch(functions.logs)
-    assert run.wait(60) == list(range(isolated.size))
-    for rank in range(isolated.size):
-        assert "WARNING: careful" in run.logs(rank)
-
-
 def test_a_run_s_folder_is_complete(engine, facts_run):
     run, _ = facts_run
     status = json.loads((run.folder / "status.json").read_text())
@@ -183,17 +175,6 @@ def test_restarts_have_an_end_and_the_folder_records_that_the_run_failed(engine)
 
 
 # -------------------------------------------------------------------------------------------------------------- ending
-
-
-@pytest.mark.parametrize("function", [functions.waits, functions.waits_stubbornly])
-def test_a_run_can_be_stopped(isolated, function, tmp_path):
-    run = isolated.launch(function, (str(tmp_path),), stop_grace_period=0.3)
-    wait_for_ranks(run, tmp_path, isolated.size)
-    run.stop()
-    assert run.done
-    with pytest.raises(WorkerError):
-        run.wait(60)
-    assert json.loads((run.folder / "status.json").read_text())["state"] == "stopped"
 
 
 def test_a_group_is_started_again_after_a_failure(engine, tmp_path):
