@@ -176,13 +176,6 @@ def test_a_debug_launch_is_shown_in_the_way_that_the_environment_chooses(monkeyp
     assert "shown" not in capsys.readouterr().out
 
 
-def test_a_launch_does_not_wait(tmp_path):
-    run = launch(wait_for, (str(tmp_path / "go"),), {"answer": 7}, num_processes=2, cpu=True, results="all")
-    assert not run.done
-    (tmp_path / "go").touch()
-    assert run.wait() == [7, 7]
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"cpu": True, "num_processes": 1}, {"engine": "inline"}, {"cpu": True, "num_processes": 1, "detach": True}],

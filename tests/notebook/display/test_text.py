@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
-from accelerate_nb.events.event_types import Display, StateChange
+from accelerate_nb.events.event_types import Display
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_output import CellSink, OutputLimits
@@ -41,12 +41,6 @@ class Desk:
     def close(self):
         self.front_end.closed()
         return self.paper.texts
-
-
-def test_a_quiet_run_prints_nothing():
-    desk = Desk(size=2).feed(StateChange(None, "running", 0.0), StateChange(0, "running", 0.0, "4711")).refresh()
-    assert desk.close() == []
-    assert desk.paper.open == []
 
 
 def test_lines_stand_behind_their_ranks():
