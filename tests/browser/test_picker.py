@@ -1,6 +1,5 @@
-"""The picker's form in a notebook: it is filled in, copied from, saved and tried, and its value launches a run."""
+"""The picker's form in a notebook: it is filled in, copied from and tried, and its value launches a run."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,20 +116,8 @@ def test_a_wrong_value_is_reported_while_one_types_and_all_keys_go_to_the_form(p
     assert page.locator(".jp-Cell").count() == cells
 
 
-def test_a_file_is_saved_and_the_settings_are_tried_while_the_notebook_goes_on(
-    picking: Notebook, tmp_path: Path
-) -> None:
+def test_the_settings_are_tried_while_the_notebook_goes_on(picking: Notebook) -> None:
     fill(picking)
-    file = tmp_path / "mine.json"
-    file.write_text('{"num_processes": 4, "main_training_function": "run"}')
-    form(picking).get_by_label("file", exact=True).fill(str(file))
-    form(picking).get_by_role("button", name="Save").click()
-    expect(form(picking)).to_contain_text("changes num_processes, keeps main_training_function")
-    form(picking).get_by_role("button", name="Save over it").click()
-    expect(form(picking)).to_contain_text(f"Saved to {file}")
-    saved = json.loads(file.read_text())
-    assert (saved["num_processes"], saved["main_training_function"]) == (2, "run")
-
     form(picking).get_by_role("button", name="Test these settings").click()
     checks = form(picking).get_by_role("list", name="Self-test").get_by_role("listitem")
     expect(checks.first).to_contain_text("Workers start")

@@ -69,6 +69,8 @@ def test_every_control_is_reached_by_tab_and_shows_it(page: Any, show: Any) -> N
         if name:
             names.append(name[0])
             assert name[1] == "solid", name
+    # and it leads out again
+    assert len(names) < 60
     for wanted in ("Stacks", "Stop", "Ranks", "rank 0: show its output", "Metrics", "Band", "Table", "loss: logarithmic scale",
                    "Output", "all ranks", "search in the output", "Only matches", "Times", "Side by side", "Follow", "Copy"):  # fmt: skip
         assert wanted in names, wanted
