@@ -114,6 +114,8 @@ def test_a_run_that_was_stopped_reports_after_which_step():
     found = stopped_error("after step 7", rank_results, FOLDER)
     assert isinstance(found, KeyboardInterrupt)
     assert str(found).startswith("the run was stopped, as requested, after step 7, on every rank.")
+    # IPython shows one line, and no traceback
+    assert found._render_traceback_() == [" ".join(str(found).split())]
     assert (found.rank, found.folder) == (1, str(FOLDER))
     assert "wherever its ranks were" in str(stopped_error(None, rank_results, FOLDER))
 

@@ -166,33 +166,3 @@ def test_a_thread_that_a_function_leaves_behind_keeps_nobody_waiting(kernel: Ker
     """)
     assert cell.seconds < INTERRUPTED
     assert_launches_and_leaves_nothing(kernel)
-
-
-TRAINS = """
-import threading, torch
-from accelerate_nb import Accelerator
-def train():
-    accelerator = Accelerator()
-    model = torch.nn.Linear(2, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for step in range(1_000_000):
-        accelerator.backward(model(torch.ones(1, 2)).sum())
-        optimizer.step()
-        if step == 5:
-            print("it trains")
-def stops_when_it_trains(run):
-    while run.view.line_count < 2 and not run.done:
-        threading.Event().wait(0.01)
-    run.request_stop("finish")
-run = launch(train, num_processes=2)
-threading.Thread(target=stops_when_it_trains, args=(run,)).start()
-run.wait()
-"""
-
-
-def test_a_stop_of_a_function_that_does_not_check_is_an_error_with_the_reason(kernel: Kernel) -> None:
-    cell = kernel.run(TRAINS)
-    assert cell.failure.name == "StoppedError"
-    assert cell.failure.traceback == " ".join(cell.failure.text.split())  # one line, and no traceback
-    assert cell.failure.text.startswith("the run was stopped, as requested, after step ")
-    assert_launches_and_leaves_nothing(kernel)
