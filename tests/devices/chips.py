@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 
 GIB = 1 << 30
 
@@ -22,10 +21,6 @@ class Chips:
 
     def __post_init__(self) -> None:
         self.waits.set()
-
-
-def has_grpc() -> bool:
-    return find_spec("tpu_info") is not None
 
 
 @contextmanager

@@ -14,12 +14,10 @@ from accelerate_nb.launching.resource_monitor import monitor_resources
 from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.summary import RunFacts
-from tests.devices.chips import GIB, Chips, has_grpc, served
+from tests.devices.chips import GIB, Chips, served
 from tests.waiting import until
 
 FACTS = RunFacts(name="train", why="", folder="", started=0.0, size=2)
-
-needs_library = pytest.mark.skipif(not has_grpc(), reason="tpu-info is not installed here: `make test-tpu` has it")
 
 
 def of(size: int) -> RankProcesses:
@@ -29,11 +27,11 @@ def of(size: int) -> RankProcesses:
 @pytest.fixture
 def serving() -> Iterator[Callable[..., int]]:
     """Serves what chips say, until the test has ended; gives the port."""
+    pytest.importorskip("tpu_info", reason="tpu-info is not installed here: `make test-tpu` has it")
     with served() as start:
         yield start
 
 
-@needs_library
 def test_each_rank_shows_its_own_chip(serving):
     # the runtime numbers its devices in the whole slice of a pod, not on this machine
     chips = Chips(used={8: 7 * GIB, 9: 1, 12: 2, 13: 3}, total=dict.fromkeys((8, 9, 12, 13), 16 * GIB))
@@ -50,7 +48,6 @@ def test_each_rank_shows_its_own_chip(serving):
     tpus.close()
 
 
-@needs_library
 def test_they_are_the_numbers_that_the_library_itself_reads(serving):
     from tpu_info.device import TpuChip
     from tpu_info.metrics import get_chip_usage
@@ -66,7 +63,6 @@ def test_they_are_the_numbers_that_the_library_itself_reads(serving):
     tpus.close()
 
 
-@needs_library
 @pytest.mark.parametrize("reports_all_chips", [True, False])
 def test_processes_of_one_chip_each_are_queried_at_their_ports(serving, reports_all_chips):
     ports = []
@@ -80,7 +76,6 @@ def test_processes_of_one_chip_each_are_queried_at_their_ports(serving, reports_
     tpus.close()
 
 
-@needs_library
 def test_where_nothing_is_served_nothing_is_known_or_reported(serving, capfd):
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": "1"})
     for _ in range(3):
@@ -90,7 +85,6 @@ def test_where_nothing_is_served_nothing_is_known_or_reported(serving, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@needs_library
 def test_the_way_to_the_internet_is_not_taken(serving, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(Chips(used={0: 1}, total={0: 2})))})
@@ -98,7 +92,6 @@ def test_the_way_to_the_internet_is_not_taken(serving, monkeypatch):
     tpus.close()
 
 
-@needs_library
 def test_a_service_that_begins_later_is_found(serving):
     chips = Chips(used={0: 1}, total={0: 2}, busy={0: 3.0}, closed=True)
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
@@ -108,7 +101,6 @@ def test_a_service_that_begins_later_is_found(serving):
     tpus.close()
 
 
-@needs_library
 def test_a_service_that_does_not_answer_is_given_up_for_this_time(serving, monkeypatch):
     chips = Chips(used={0: 1}, total={0: 2}, busy={0: 3.0})
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
@@ -121,7 +113,6 @@ def test_a_service_that_does_not_answer_is_given_up_for_this_time(serving, monke
     tpus.close()
 
 
-@needs_library
 def test_the_panel_the_plain_text_and_the_page_of_a_run_show_it(serving, tmp_path):
     chips = Chips(used={0: 7 * GIB, 1: 8 * GIB}, total={0: 16 * GIB, 1: 16 * GIB}, busy={0: 42.0, 1: 43.0})
     view = RunState(2)

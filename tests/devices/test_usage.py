@@ -1,6 +1,5 @@
 """How busy the machine and its ranks are is measured against what they may use."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import pytest
 
 from accelerate_nb.devices import usage as machine_usage
 from accelerate_nb.devices.cpu import cores
-from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.devices.usage import HostGauge, RankProcesses, WorkerGauge, usage
 from tests.waiting import until
 
@@ -139,73 +137,3 @@ def test_a_rank_that_keeps_its_share_of_the_cores_busy_is_at_100(monkeypatch):
     monkeypatch.setattr(machine_usage, "usage", lambda pids: {1: [machine_usage.ProcessUsage(1, next(seconds), 5)]})
     gauge.samples(RankProcesses(1, {0: 1}, 7), 0.0)
     assert gauge.samples(RankProcesses(1, {0: 1}, 7), 0.0)[0].utilisation == 100.0
-
-
-class Driver:
-    """NVIDIA's library as far as it is asked, with two GPUs and a slice of one."""
-
-    UUIDS = ("GPU-11112222-aaaa", "GPU-33334444-bbbb", "MIG-55556666-cccc")
-
-    def nvmlDeviceGetCount_v2(self, number):
-        number._obj.value = 2
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
-        handle._obj.value = index.value + 1
-        return 0
-
-    def nvmlDeviceGetHandleByUUID(self, uuid, handle):
-        if uuid.value.decode() not in self.UUIDS:
-            return 6
-        handle._obj.value = self.UUIDS.index(uuid.value.decode()) + 1
-        return 0
-
-    def nvmlDeviceGetUUID(self, handle, text, length):
-        text.value = self.UUIDS[handle.value - 1].encode()
-        return 0
-
-    def nvmlDeviceGetUtilizationRates(self, handle, into):
-        if handle.value == 3:
-            return 3
-        into._obj.gpu = 10 * handle.value
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle, into):
-        into._obj.total, into._obj.used = 80 * GIB, handle.value * GIB
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("visible", "busy"),
-    [
-        (None, [10.0, 20.0]),
-        ("1,0", [20.0, 10.0]),
-        ("GPU-3333", [20.0]),
-        ("GPU-33334444-bbbb,GPU-1", [20.0, 10.0]),
-        ("MIG-55556666-cccc", [None]),
-        ("MIG-unknown", []),
-        ("", []),
-        ("-1", []),
-        ("1,7,0", [20.0]),
-    ],
-)
-def test_a_rank_s_gpu_is_the_one_that_it_sees(visible, busy):
-    driver = Driver()
-    gpus = GpuGauge({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, driver)
-    found = [sample for rank in range(2) if (sample := gpus.sample(rank, 3.0)) is not None]
-    assert [item.utilisation for item in found] == busy
-    assert [item.device for item in found] == [f"cuda:{rank}" for rank in range(len(busy))]
-    assert all(item.memory_total == 80 * GIB and item.memory_used % GIB == 0 for item in found)
-    gpus.close()
-    assert gpus.sample(0, 3.0) is None
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="this machine has no NVIDIA GPU")
-def test_a_real_gpu_reports_how_busy_it_is():
-    gpus = GpuGauge({})
-    found = gpus.sample(0, 1.0)
-    gpus.close()
-    assert 0 <= found.utilisation <= 100
-    assert 0 < found.memory_used < found.memory_total
-    assert found.memory_total > ctypes.sizeof(ctypes.c_void_p) * GIB // 8
