@@ -106,6 +106,8 @@ def wraps_blocks() -> None:
     }  # fmt: skip
     alone = {**by_class, "transformer_cls_names_to_wrap": ["Net"]}
     assert sharded_names(check_equal(Net(), **alone)) == {""}
+    recomputes = dict.fromkeys(("activation_checkpointing", "activation_checkpointing_offload"), True)
+    assert len(sharded_names(check_equal(Net(), **recomputes))) == 3
 
 
 def test_blocks_are_chosen_by_class_by_size_by_the_model_or_because_they_are_equal() -> None:
@@ -463,22 +465,6 @@ def trains_in_precisions() -> None:
 
 def test_the_precision_or_the_users_policy_decides_what_is_computed_in() -> None:
     run_on_ranks(trains_in_precisions)
-
-
-def saves_memory() -> None:
-    for settings in (
-        {"activation_checkpointing": True},
-        {"activation_checkpointing": True, "activation_checkpointing_offload": True},
-        {"cpu_offload": True},
-        {"reshard_after_forward": False},
-    ):
-        model = check_equal(Net(), **settings)
-        assert sharded_names(model) >= {""}
-        assert len(sharded_names(model)) == 3
-
-
-def test_recomputed_activations_and_offloaded_weights_give_equal_numbers() -> None:
-    run_on_ranks(saves_memory)
 
 
 def compiles() -> None:

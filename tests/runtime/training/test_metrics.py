@@ -17,25 +17,6 @@ from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import OfWorkers, Stream
 
 
-def gathered(length: int, batch: int) -> list[Any]:
-    accelerator = Accelerator()
-    found: list[Any] = []
-    for numbers in accelerator.prepare(DataLoader(torch.arange(length), batch_size=batch)):
-        first, second = accelerator.gather_for_metrics((numbers, {"twice": numbers * 2}))
-        assert torch.equal(second["twice"], first * 2)
-        assert accelerator.gather_for_metrics([f"{number}" for number in numbers.tolist()]) == [
-            *map(str, first.tolist())
-        ]
-        found += first.tolist()
-    return found
-
-
-@pytest.mark.parametrize("length", [1, 7, 8, 11, 16, 17])
-def test_every_sample_is_there_once_and_in_order_as_a_tensor_and_as_an_object(length: int) -> None:
-    for found in run_on_ranks(gathered, 2, length, 4):
-        assert found == list(range(length))
-
-
 def of_every_kind(length: int) -> dict[str, Any]:
     """What is gathered of the last batch, and what was said about it."""
     accelerator = Accelerator()
