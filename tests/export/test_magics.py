@@ -20,7 +20,6 @@ from accelerate_nb.export.magics import plain
 from accelerate_nb.export.notebook import NotebookCell
 from accelerate_nb.export.script import NotebookTranslation
 from accelerate_nb.script import shell as nb_shell
-from tests.export.making import script
 
 # Plain Python for IPython too: not a character of it changes.
 PYTHON = {
@@ -332,16 +331,6 @@ def test_cd_in_a_command_is_reported_to_have_no_effect() -> None:
     found = plain("!cd data\n!cd data && ls")
     assert found.source == '# !cd data\nnb_shell.run("cd data && ls")'
     assert "%cd changes the script's" in found.notes[0].text
-
-
-def test_a_script_without_a_notebook_finds_no_ipython_as_code_that_looks_for_it_expects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = script(tmp_path, "in_colab = 'google.colab' in str(get_ipython())").text
-    names: dict[str, Any] = {"__name__": "__main__", "__file__": "train.py"}
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    exec(text, names)
-    assert names["in_colab"] is False
 
 
 @pytest.mark.parametrize("terms", [800, 3000, 100_000])
