@@ -42,12 +42,15 @@ def train(folder: str, per_device_batch: int) -> dict[str, Any]:
     samples = [{"input_ids": item, "labels": item} for item in counting(SAMPLES)]
     trainer = Trainer(model, arguments, train_dataset=samples)
     trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
         "rank": arguments.process_index,
         "world": arguments.world_size,
         "accelerate": trainer.accelerator.num_processes,
         "is_main": trainer.is_world_process_zero(),
-        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "losses": [entry["loss"] for entry in logged],
+        "norms": [entry["grad_norm"] for entry in logged],
+        "rates": [entry["learning_rate"] for entry in logged],
         "epochs": trainer.state.epoch,
         "steps": trainer.state.global_step,
         "total_batch": trainer.get_total_train_batch_size(arguments),
@@ -89,6 +92,10 @@ def test_the_trainer_learns_the_same_on_two_processes(way: Callable[[str, int], 
     (alone,) = way(str(tmp_path), 1)
     assert alone["losses"] == pytest.approx(first["losses"], rel=1e-3)
     torch.testing.assert_close(alone["weights"], first["weights"], rtol=1e-2, atol=1e-3)
+    if way is aliased:
+        # and to the last bit what it learns under Accelerate
+        theirs = run_on_ranks(train, 2, str(tmp_path), AT_ONCE // 2)
+        torch.testing.assert_close(ranks, theirs, rtol=0, atol=0)
 
 
 def train_by_hand() -> None:
