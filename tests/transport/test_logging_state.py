@@ -21,12 +21,9 @@ def logger() -> Iterator[logging.Logger]:
     """A logger that is as new afterwards."""
     made = logging.getLogger(NAME)
     yield made
-    for handler in list(made.handlers):
-        made.removeHandler(handler)
+    for handler in made.handlers:
         handler.close()
-    made.filters.clear()
-    made.setLevel(logging.NOTSET)
-    made.propagate, made.disabled = True, False
+    forget(made)
 
 
 def travelled() -> LoggingState:

@@ -29,6 +29,7 @@ def worker(rank: int = 0, text: str = "") -> worker_spec.LocalWorker:
     )
 
 
+FACTS = messages.NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cuda", "GPU", 8, 96, 1700000000.5)
 EXAMPLES = [
     messages.OpenGroup("grüße/0"),
     messages.ForkSupervisor(),
@@ -62,14 +63,7 @@ EXAMPLES = [
     messages.RankExited(1, 5, -9, 2.0, "Current thread"),
     messages.NodeLoad(HostSample(50.0, (1, 2), None, None, 2.0, node=1)),
     messages.AgentLost((0, 1), "it ended with code 1", 2.0),
-    messages.JoinRun(
-        "none",
-        2,
-        None,
-        1,
-        "cpu",
-        messages.NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0", "0.1.0", "cpu", "CPU", 0, 2, 1.5),
-    ),
+    messages.JoinRun("none", 2, None, 1, "cpu", FACTS),
     messages.RunJoined(
         "run", 1, 1, (0, 2), ("node 0 on a", "node 1 on b"), (1, 1), 4000, 3, 0.1, None, "node 1 on b has come"
     ),
@@ -91,7 +85,7 @@ EXAMPLES = [
     messages.CloseGroup(),
     messages.GroupClosed(),
     messages.QueryNode(),
-    messages.NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cuda", "GPU", 8, 96, 1700000000.5),
+    FACTS,
     messages.ListenToPeers(0, ("10.0.0.2", "fe80::1")),
     messages.PeerEndpoint("10.0.0.1", 40001, "eth0", "no such port"),
     messages.ConnectToPeers(

@@ -10,7 +10,6 @@ from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
     NetworkAddress,
-    ProcessEnvironment,
     RankInfo,
     WorkerDescriptors,
     WorkerSpec,
@@ -18,20 +17,7 @@ from accelerate_nb.transport.worker_spec import (
 )
 from tests.processes import python
 
-SPEC = WorkerSpec(
-    rank_info=RankInfo(
-        rank=1,
-        size=4,
-        local_rank=1,
-        local_size=4,
-        master=NetworkAddress("127.0.0.1", 12345),
-        run="abc",
-        restart_count=2,
-        max_restarts=3,
-    ),
-    process_environment=current_environment({"MORE": "grüße \udcff\n"}, threads=3),
-)
-WORKER = LocalWorker(SPEC, WorkerDescriptors(3, 4, 5, 6, 7))
+INFO = RankInfo(5, 8, 1, 4, NetworkAddress("10.0.0.1", 12345), "abc", 1, 2, restart_count=2, max_restarts=3)
 
 
 def test_the_environment_is_taken_over_as_it_was(tmp_path):
@@ -43,13 +29,13 @@ def test_the_environment_is_taken_over_as_it_was(tmp_path):
         "print(os.environb[b'MORE'], os.environ.get('OF_THE_PARENT'), os.getcwd(), sys.path[-1], sys.argv,\n"
         "      multiprocessing.current_process().authkey == bytes.fromhex(sys.argv[1]))\n"
     )
-    around = SPEC.process_environment
+    around = current_environment({"MORE": "grüße \udcff\n"}, threads=3)
     path = (*around.path, "/last")
-    taken = ProcessEnvironment(around.environ, str(tmp_path), path, ("x", around.authkey), around.authkey, 1)
-    worker = replace(WORKER, spec=replace(SPEC, process_environment=taken))
+    taken = replace(around, folder=str(tmp_path), path=path, argv=("x", around.authkey), threads=1)
+    started = LocalWorker(WorkerSpec(INFO, taken), WorkerDescriptors(3, 4, 5, 6, 7))
     printed = subprocess.run(
         [sys.executable, "-c", program],
-        input=encode(BeginWorker(worker)),
+        input=encode(BeginWorker(started)),
         capture_output=True,
         check=True,
         timeout=60,
@@ -62,14 +48,13 @@ def test_the_environment_is_taken_over_as_it_was(tmp_path):
 def test_a_folder_that_is_gone_is_no_hindrance(tmp_path):
     folder, environ, path, argv = os.getcwd(), dict(os.environ), list(sys.path), list(sys.argv)
     around = current_environment({}, None)
-    gone = type(around)(around.environ, str(tmp_path / "gone"), around.path, around.argv, around.authkey, None)
+    gone = replace(around, folder=str(tmp_path / "gone"))
     gone.take_over()
     assert (os.getcwd(), dict(os.environ), sys.path, sys.argv) == (folder, environ, path, argv)
 
 
 def test_a_rank_info_holds_what_torchrun_sets():
-    info = RankInfo(5, 8, 1, 4, NetworkAddress("10.0.0.1", 12345), "abc", 1, 2, restart_count=2, max_restarts=3)
-    environ_of_rank = info.environ()
+    environ_of_rank = INFO.environ()
     expected = {
         "RANK": "5",
         "LOCAL_RANK": "1",
@@ -97,4 +82,4 @@ def test_a_rank_info_holds_every_variable_that_torchrun_sets():
     wanted = {
         item for item in theirs if item.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_", "WORLD_"))
     }
-    assert wanted - {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"} <= set(SPEC.rank_info.environ())
+    assert wanted - {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"} <= set(INFO.environ())
