@@ -18,11 +18,6 @@ def test_the_probe_agrees_with_torch():
     assert found.kind == ("cpu" if accelerator is None else accelerator.type)
 
 
-def test_the_probe_imports_no_torch():
-    code = "import sys; from accelerate_nb.devices.probe import probe; probe(); print('torch' in sys.modules)"
-    assert python("-c", code, check=True).stdout == "False\n"
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was not built for CUDA")
 def test_a_process_may_fork_after_the_probe_and_not_once_cuda_is_awake():

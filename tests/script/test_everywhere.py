@@ -66,8 +66,6 @@ found['described'] = described('a name')""",
             optimizer.step()
             optimizer.zero_grad()
             losses.append(accelerator.reduce(loss.detach(), 'mean').item())
-    if fail == 'there':
-        raise ValueError('it was to fail there')
     return losses""",
     "found['first'] = notebook_launcher(trained, args=(lr,), num_processes=2)",
     "found['second'] = notebook_launcher(trained, args=(2 * lr,), num_processes=2)",
