@@ -97,35 +97,9 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path: Path, size: int, when:
         assert weights_after == weights
 
 
-def skips(folder: str, batches: int) -> tuple[Any, Any]:
-    training = Training()
-    training.accelerator.load_state(folder)
-    for inputs, targets in training.accelerator.skip_first_batches(training.loader, batches):
-        training.step(inputs, targets)
-    training.epochs(1)
-    return training.losses, flat(training.model)
-
-
-def test_skipping_by_hand_after_loading_counts_from_the_epochs_beginning(tmp_path: Path) -> None:
-    straight = run_on_ranks(
-        straight_on, 1, str(tmp_path / "saved"), 15, "no"
-    )  # in the second epoch, after 3 of 12 batches
-    assert run_on_ranks(skips, 1, str(tmp_path / "saved"), 3) == straight
-
-
 def saves(folder: str, precision: str = "no") -> list[str]:
     Training(precision).accelerator.save_state(folder)
     return sorted(path.name for path in Path(folder).iterdir())
-
-
-def test_a_checkpoint_has_the_files_that_accelerate_writes(tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    first, second = run_on_ranks(saves, 2, str(folder), "fp16")
-    assert first == second, "it is complete on every process when saving returns"
-    shared = "model.safetensors", "optimizer.bin", "scheduler.bin", "scaler.pt", "custom_checkpoint_0.pkl"
-    of_ranks = {f"{name}_{rank}.pkl" for name in ("random_states", "positions") for rank in range(2)}
-    assert set(first) == {*shared, *of_ranks, "checkpoint.json"}
-    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def loads(folder: str) -> tuple[Any, list[str]]:
