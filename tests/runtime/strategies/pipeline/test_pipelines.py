@@ -141,14 +141,17 @@ class Skip(nn.Module):
 
 
 class Peek(nn.Module):
-    """A model that looks at a number that its first layer computes."""
+    """A model that looks at a number that its first layer computes, or writes them all to a tensor of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, writes: bool = False) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.writes = writes
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         found = self.first(batch)
+        if self.writes:
+            return self.second(torch.zeros(4, 4).copy_(found))
         return self.second(found) if found.sum().item() > 0 else found
 
 
@@ -190,6 +193,7 @@ REFUSED: Refused = {
         "calls it before .* Layers are put on stages in the order in which the model registers",
     ),
     "number": (partial(forward_of, Peek()), StateError, "A number of a tensor was requested"),
+    "written": (partial(forward_of, Peek(writes=True)), StateError, "would write to a tensor what another stage"),
     "loop": (plain_loop, StateError, "called in a training loop.*accelerator.train_step"),
     "uneven": (
         partial(one_step, 3),
