@@ -1,6 +1,6 @@
 """The data sets that loaders are tested with, and values that can be compared."""
 
-from collections import UserDict, namedtuple
+from collections import UserDict
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -9,11 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-Pair = namedtuple("Pair", ["number", "square"])
-
 
 class Numbers(Dataset[Any]):
-    """Whole numbers, each in a dictionary, a named tuple or alone; some are changed by chance as images are augmented."""
+    """Whole numbers; some are changed by chance as images are augmented."""
 
     def __init__(self, length: int, kind: str = "plain") -> None:
         self.length = length
@@ -24,8 +22,6 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         number = torch.tensor(index)
-        if self.kind == "nested":
-            return {"pair": Pair(number, number * number), "list": [number.float() / 2, number > 1]}
         if self.kind == "augmented":
             return number + torch.rand(())
         return number

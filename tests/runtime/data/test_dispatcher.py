@@ -138,17 +138,6 @@ def test_a_batch_may_be_cut_in_another_way() -> None:
     assert run_on_ranks(sliced, 2) == [([[0, 2], [4, 6]], 4), ([[1, 3], [5, 7]], 4)]
 
 
-def skipped() -> Any:
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(Stream(11), 2))
-    rest = accelerator.skip_first_batches(loader, 1)
-    return [plain(batch) for batch in rest], rest.remainder, loader.iteration
-
-
-def test_a_dispatched_epoch_goes_on_after_its_first_batches() -> None:
-    assert run_on_ranks(skipped, 2) == [([[4, 5], [8, 9]], 3, 1), ([[6, 7], [10, 0]], 3, 1)]
-
-
 def test_one_process_reads_what_could_not_be_cut() -> None:
     for size, expected in ((None, [0, 1, 2]), (2, [[0, 1], [2]])):
         loader = prepare_data_loader(DataLoader(Stream(3), size), CPU, put_on_device=True)

@@ -22,7 +22,6 @@ import accelerate_nb.data_loader as ours
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.utils import DataLoaderConfiguration, set_seed
-from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import Numbers, plain
 
@@ -59,22 +58,6 @@ def test_a_prepared_loader_is_a_torch_loader_with_its_settings() -> None:
 def test_dispatching_needs_a_device() -> None:
     with pytest.raises(ConfigurationError, match="requires `put_on_device=True`"):
         ours.prepare_data_loader(DataLoader(Numbers(8), 4), dispatch_batches=True)
-
-
-def epochs(peer: Peer) -> Any:
-    """Three shuffled epochs of an `Accelerator`, on processes whose generators differ."""
-    accelerator = peer.Accelerator(cpu=True)
-    torch.manual_seed(4 + accelerator.process_index)
-    loader = accelerator.prepare(DataLoader(Numbers(13), 2, shuffle=True))
-    return [[plain(batch) for batch in loader] for _ in range(3)]
-
-
-def test_processes_with_different_seeds_read_one_order() -> None:
-    both = under_both(epochs, 2)
-    assert both.ours == both.theirs
-    for first, second in zip(*both.ours, strict=True):
-        assert {number for batch in first + second for number in batch} == set(range(13))
-    assert both.ours[0][0] != both.ours[0][1]
 
 
 SIZE = 19
