@@ -151,7 +151,7 @@ class Peek(nn.Module):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         found = self.first(batch)
         if self.writes:
-            return self.second(torch.zeros(4, 4).copy_(found))
+            return self.second(torch.zeros_like(batch).copy_(found))
         return self.second(found) if found.sum().item() > 0 else found
 
 
