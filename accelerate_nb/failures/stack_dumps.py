@@ -1,4 +1,4 @@
-"""The stacks of ranks, which workers write at a signal, in the notebook's own lines."""
+"""The stacks of ranks, which a thread of each replies, or which it writes at a signal, in the notebook's own lines."""
 
 import linecache
 import os
@@ -58,7 +58,8 @@ def read_replies(pipes: Mapping[int, int]) -> dict[int, bytes]:
     """The replies that ranks wrote into pipes, as far as they did within a second; the pipes are closed."""
     deadline = time.monotonic() + _TIMEOUT
     written = dict.fromkeys(pipes, b"")
-    with selectors.DefaultSelector() as waiting:
+    # it takes no descriptor, of which there may be none left
+    with selectors.PollSelector() as waiting:
         for rank, pipe in pipes.items():
             waiting.register(pipe, selectors.EVENT_READ, rank)
         while waiting.get_map() and time.monotonic() < deadline:
@@ -67,10 +68,10 @@ def read_replies(pipes: Mapping[int, int]) -> dict[int, bytes]:
                     written[key.data] += data
                 else:
                     waiting.unregister(key.fd)
-        late = {key.data for key in waiting.get_map().values()}
     for pipe in pipes.values():
         os.close(pipe)
-    return {rank: data for rank, data in written.items() if data and rank not in late}
+    # a reply may be whole before its pipe ends: what a rank forks meanwhile holds that open
+    return {rank: data for rank, data in written.items() if data}
 
 
 def process_state(pid: int | None) -> str:
@@ -121,7 +122,8 @@ def as_faulthandler(frame: FrameType | None) -> str:
     """A thread's innermost calls, as many as faulthandler writes, in its words."""
     lines = ["Current thread (most recent call first):"]
     while frame is not None and len(lines) <= _MOST_CALLS:
-        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+        line = frame.f_lineno or "???"
+        lines.append(f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}')
         frame = frame.f_back
     return "\n".join(lines) + "\n"
 

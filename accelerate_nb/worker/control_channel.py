@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -52,6 +53,8 @@ class ControlChannel:
             handler(message, descriptors)
 
     def _receive(self) -> None:
+        # a reply comes too late at times, and the function may have given the signal its default action, which ends the process
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         # the notebook's process may go, and then this one is about to be ended
         with suppress(OSError):
             while (received := self._channel.receive()) is not None:

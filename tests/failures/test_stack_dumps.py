@@ -3,10 +3,12 @@
 import faulthandler
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +79,12 @@ def test_a_thread_that_faulthandler_leaves_out_is_reported_in_its_words():
     assert frames[-1].name == "test_a_thread_that_faulthandler_leaves_out_is_reported_in_its_words"
     assert len(frames) > 1
     assert stack_dumps.main_thread(stack_dumps.as_faulthandler(None)) == []
+    # as many as faulthandler writes, and one without a line
+    frame = SimpleNamespace(f_code=SimpleNamespace(co_filename="made.py", co_name="made"), f_lineno=None, f_back=None)
+    frame.f_back = frame
+    frames = stack_dumps.main_thread(stack_dumps.as_faulthandler(frame))
+    assert {(frame.filename, frame.lineno) for frame in frames} == {("made.py", 0)}
+    assert len(frames) == 100
 
 
 @pytest.mark.parametrize(
@@ -121,6 +129,21 @@ def test_only_what_was_written_since_the_question_is_the_answer(files):
     os.write(files[1], b"new 1")
     assert stack_dumps.dumps_since(files, before) == ["new 0", "new 1"]
     assert stack_dumps.dumps_since(files, stack_dumps.lengths(files)) == ["", ""]
+
+
+def test_a_reply_counts_when_it_is_whole_and_reading_it_opens_no_file(monkeypatch):
+    monkeypatch.setattr(stack_dumps, "_TIMEOUT", 0.1)
+    mine, its = os.pipe()
+    os.write(its, b"whole")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+    try:
+        found = stack_dumps.read_replies({3: mine})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    # the other end is still open, as in a process that the rank has forked
+    os.close(its)
+    assert found == {3: b"whole"}
 
 
 def test_a_fault_of_compiled_code_shows_where_the_process_was_and_requested_stacks_are_none(files) -> None:

@@ -1,7 +1,9 @@
 """A worker answers while its function runs, and no question harms it."""
 
 import ctypes
+import errno
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -24,10 +26,15 @@ def until_it_runs(run):
     return int(run.view.rank(0).detail)
 
 
+def dies_of_a_pipe_that_nobody_reads(path):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    return waits_for(path)
+
+
 def test_a_question_whose_asker_has_gone_harms_nobody(tmp_path):
     end = tmp_path / "end"
-    run = launch(waits_for, (str(end),), **SETTINGS)
-    until_it_runs(run)
+    run = launch(dies_of_a_pipe_that_nobody_reads, (str(end),), **SETTINGS)
+    until(lambda: "in waits_for" in run.stacks(), run)
     gone, its = os.pipe()
     os.close(gone)
     run._control.send(0, QueryPosition(), [its])
@@ -77,3 +84,39 @@ def test_a_rank_in_compiled_code_that_lets_no_other_thread_run_shows_its_stack()
     until_it_runs(run)
     until(lambda: "in lets_no_other_thread_run" in run.stacks(), run)
     run.stop(timeout=0)
+
+
+def notes_signals(path):
+    signal.signal(signal.SIGUSR1, lambda *_: Path(f"{path}.signalled").touch())
+    return waits_for(path)
+
+
+def test_a_rank_that_is_stopped_is_sent_no_signal_that_it_would_meet_where_it_goes_on(tmp_path):
+    end = tmp_path / "end"
+    run = launch(notes_signals, (str(end),), **SETTINGS)
+    pid = until_it_runs(run)
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: f"its process {pid} is stopped" in run.stacks(), run)
+    os.kill(pid, signal.SIGCONT)
+    end.touch()
+    assert run.wait(60) == "well"
+    assert not Path(f"{end}.signalled").exists()
+
+
+def test_stacks_are_shown_where_no_more_files_can_be_opened_and_none_stays_open(tmp_path, monkeypatch):
+    end = tmp_path / "end"
+    run = launch(waits_for, (str(end),), **{**SETTINGS, "num_processes": 2})
+    until(lambda: run.stacks().count("in waits_for") == 2, run)
+    before, pipes = len(os.listdir("/dev/fd")), [os.pipe()]
+
+    def pipe():
+        if pipes:
+            return pipes.pop()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pipe", pipe)
+        assert run.stacks().count("in waits_for") == 2
+    assert len(os.listdir("/dev/fd")) == before
+    end.touch()
+    run.wait(60)

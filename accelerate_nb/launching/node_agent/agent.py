@@ -251,20 +251,22 @@ class NodeAgent(Agent):
             # a process that has not sent anything yet is not ready for the signal, and would be ended by it
             ready = [rank for rank in running if rank in self._connected]
             pipes: dict[int, int] = {}
-            for rank in ready:
-                pipes[rank], its = os.pipe()
-                self._send(rank, messages.QueryPosition(), [its])
-                os.close(its)
+            # where this process may open no more files, the other ranks are asked by the signal
+            with suppress(OSError):
+                for rank in ready:
+                    pipes[rank], its = os.pipe()
+                    self._send(rank, messages.QueryPosition(), [its])
+                    os.close(its)
             dumps: dict[int, str] = {}
             collectives: dict[int, list[Mapping[str, Any]]] = {}
             for rank, data in read_replies(pipes).items():
-                # a rank may have left none, or what is none
+                # what came may be a part of it
                 with suppress(ProtocolError):
                     if isinstance(reply := message_of(data), messages.PositionReply):
                         dumps[rank], collectives[rank] = reply.stack, list(reply.entries)
             # the main thread keeps the others from running, in compiled code: its calls stand still, where a signal that
-            # meets a call being made ends the process in a fault of memory
-            if late := [rank for rank in ready if rank not in dumps]:
+            # meets a call being made ends the process in a fault of memory, as it would one that was stopped and goes on
+            if late := [rank for rank in ready if rank not in dumps and not process_state(self.pids.get(rank))]:
                 files = [self._connections[rank].stacks for rank in late]
                 before = lengths(files)
                 self._workers.signal(SIGNAL, late)
