@@ -12,14 +12,12 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 class Page:
     """A page that shows a kernel's panels; `messages` are those that each panel was sent, `widgets` are all."""
 
-    def __init__(self, kernel: Kernel, *, acknowledges: bool = True) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.widgets: dict[str, dict[str, Any]] = {}
         self.shown: list[str] = []
         self.messages: dict[str, list[dict[str, Any]]] = {}
-        self.buffers: list[bytes] = []
         self.closed: list[str] = []
-        self.acknowledges = acknowledges
         kernel.listeners.append(self._receive)
 
     def _receive(self, message: dict[str, Any]) -> None:
@@ -32,17 +30,15 @@ class Page:
         elif message_type == "comm_close":
             self.closed.append(content["comm_id"])
         elif message_type == "comm_msg" and content["comm_id"] in self.widgets:
-            self._take(content["comm_id"], content["data"], message)
+            self._take(content["comm_id"], content["data"])
 
-    def _take(self, comm: str, data: dict[str, Any], message: dict[str, Any]) -> None:
+    def _take(self, comm: str, data: dict[str, Any]) -> None:
         if data["method"] == "update":
             self.widgets[comm].update(data["state"])
         if data["method"] != "custom":
             return
-        self.buffers += [bytes(item) for item in message.get("buffers", [])]
         self.messages[comm].append(data["content"])
-        if self.acknowledges:
-            self.send({"do": "ack", "seq": data["content"]["seq"]}, comm)
+        self.send({"do": "ack", "seq": data["content"]["seq"]}, comm)
 
     @property
     def panel(self) -> str:

@@ -265,6 +265,9 @@ def test_a_cell_goes_to_both_sides(two: Kernel) -> None:
     assert cell.text.strip() == ""
     assert two.value("twice(Model.size)") == 6
     assert two.ok("%%accelerate\nprint(twice(Model.size))").stdout == "[0-1] 6\n"
+    # what fails in the notebook is not run on the ranks
+    cell = two.run("%%accelerate --local\nprint('here')\n1 / 0")
+    assert (cell.failure.name, cell.stdout) == ("ZeroDivisionError", "here\n")
 
 
 def test_a_cell_in_the_background_gives_the_notebook_back_and_its_output_goes_on(two: Kernel) -> None:

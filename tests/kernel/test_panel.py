@@ -51,10 +51,10 @@ def fresh(tmp_path: Path) -> Iterator[Kernel]:
         yield running
 
 
-def running_panel(kernel: Kernel, code: str = LAUNCH, *, acknowledges: bool = True) -> tuple[Cell, Page]:
+def running_panel(kernel: Kernel, code: str = LAUNCH) -> tuple[Cell, Page]:
     """A cell that trains, and a page that has drawn its panel and was told of it."""
     kernel.ok(TRAIN)
-    page = Page(kernel, acknowledges=acknowledges)
+    page = Page(kernel)
     cell = kernel.start(code)
     page.draw()
     page.until(page.lines)

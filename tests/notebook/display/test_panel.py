@@ -100,6 +100,9 @@ def test_a_log_is_fetched_whole_or_its_end_with_a_word_about_the_rest(tmp_path):
     file.write_bytes(b"abcdef")
     request = {"do": "log", "rank": 0}
     assert reply(SimpleNamespace(log_file=lambda _: file), request) == ({"file": {"name": file.name}}, [b"abcdef"])
+    # nothing else is read
+    for wrong in ({"do": "log", "rank": "../../secret"}, {"do": "nonsense"}):
+        assert reply(SimpleNamespace(log_file=lambda _: file), wrong) is None
     assert end_of(file, 2) == f"... the first 4 bytes are left out here; all of it is in {file} ...\nef".encode()
     assert end_of(tmp_path / "none", 10) == b""
 

@@ -114,7 +114,9 @@ def loads(folder: str) -> tuple[Any, list[str]]:
 def test_weights_load_on_another_number_of_processes_and_a_rank_without_random_states_warns(
     tmp_path: Path, before: int, after: int
 ) -> None:
-    run_on_ranks(saves, before, str(tmp_path / "saved"))
+    saved = run_on_ranks(saves, before, str(tmp_path / "saved"))
+    # it is whole on every process when saving returns
+    assert saved == [sorted(path.name for path in (tmp_path / "saved").iterdir())] * before
     expected = flat(Training().model)
     for rank, (weights, messages) in enumerate(run_on_ranks(loads, after, str(tmp_path / "saved"))):
         assert weights == expected

@@ -111,7 +111,8 @@ def read_by_unequal_workers() -> list[Any]:
         accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=split))
         loader = accelerator.prepare(DataLoader(OfWorkers(*counts), size, num_workers=len(counts)))
         batches = [(plain(batch), plain(accelerator.gather_for_metrics(batch))) for batch in loader]
-        rest = [plain(batch) for batch in accelerator.skip_first_batches(loader, 1)]
+        after = accelerator.skip_first_batches(loader, 1)
+        rest = [(plain(batch), plain(accelerator.gather_for_metrics(batch))) for batch in after]
         found.append((batches, rest))
     return found
 
@@ -122,7 +123,7 @@ def test_no_sample_is_lost_where_a_worker_ends_before_another() -> None:
         numbers = OfWorkers(*counts).numbers
         assert {number for batch, _ in batches + others for number in batch} == set(numbers)
         assert sorted(number for _, gathered in batches for number in gathered) == numbers
-        assert rest == [batch for batch, _ in batches[1:]]
+        assert rest == batches[1:]
         assert all(len(batch) <= (size // 2 if split else size) for batch, _ in batches + others)
 
 
