@@ -54,7 +54,7 @@ def test_a_cell_s_bars_move_below_its_lines_and_leave_one(two: Kernel) -> None:
             time.sleep(0.06)
     """)
     lines = cell.text.splitlines()
-    assert [line.split("|")[0] for line in lines if "it/s" in line or "s/it" in line] == [
+    assert sorted(line.split("|")[0] for line in lines if "it/s" in line or "s/it" in line) == [
         "[0]   outer 0: 100%",
         "[1]   outer 1: 100%",
     ]
