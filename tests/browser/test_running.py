@@ -58,6 +58,17 @@ def test_the_panel_is_walked_by_keyboard_and_the_notebook_stays_as_it_is(running
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
 
 
+def test_a_page_that_is_loaded_anew_shows_the_run_again_and_can_stop_it(running: Notebook) -> None:
+    running.save()
+    running.open(kernel=False)
+    panel = running.page.locator(".anb")
+    moves(panel)
+    expect(panel.get_by_role("log").first).to_contain_text("step")
+    panel.get_by_role("button", name="Stop").click()
+    expect(running.page.locator(".anb-chip, .anb-state").first).to_have_text(re.compile("stop"))
+    expect(panel.get_by_role("progressbar").first).to_have_attribute("aria-valuetext", re.compile("steps"))
+
+
 # ------------------------------------------------------------------------------------------------------- every kernel
 
 
