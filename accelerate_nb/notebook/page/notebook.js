@@ -27,7 +27,9 @@ export function leaveNote(panel, notebook, text) {
 
 /** Empties that line; an output that is removed stays in JupyterLab's file. */
 export function takeNote(panel, notebook) {
-  for (const [outputs, i] of notesOf(panel, notebook)) outputs.set(i, { output_type: "display_data", data: { "text/html": "" }, metadata: {} });
+  const notes = notesOf(panel, notebook);
+  for (const [outputs, i] of notes) outputs.set(i, { output_type: "display_data", data: { "text/html": "" }, metadata: {} });
+  if (notes.length && notebook[SAVING]) saveNotebook(notebook); // the save that goes on may have the line still
 }
 
 /** Shows a panel under its cell again, in a page that was loaded anew before the notebook was saved with it. */
