@@ -27,12 +27,11 @@ class Module:
     """One file of the package."""
 
     path: Path
-    root: Path = ROOT
 
     @cached_property
     def name(self) -> str:
         """Its dotted name."""
-        parts = self.path.relative_to(self.root).with_suffix("").parts
+        parts = self.path.relative_to(ROOT).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     @cached_property
@@ -92,9 +91,9 @@ def _is_for_type_checkers(node: ast.If) -> bool:
 
 
 @cache
-def modules(package: Path = PACKAGE) -> list[Module]:
+def modules() -> list[Module]:
     """Every file of the package, in the order of their names; each is parsed once for all tests."""
-    return [Module(path, package.parent) for path in sorted(package.rglob("*.py"))]
+    return [Module(path) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
 def resolved(target: str, known: set[str]) -> str | None:
