@@ -1,4 +1,4 @@
-"""The stacks of ranks, which a thread of each replies, or which it writes at a signal, in the notebook's own lines."""
+"""The stacks of ranks, in the notebook's own lines: a thread of the rank replies with it, or the process writes it at a signal."""
 
 import linecache
 import os
