@@ -3,7 +3,6 @@
 import linecache
 import os
 import re
-import selectors
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -54,31 +53,12 @@ def dumps_since(files: Sequence[int], before: Sequence[int]) -> list[str]:
     return [os.pread(file, 1 << 20, start).decode(errors="replace") for file, start in zip(files, before, strict=True)]
 
 
-def read_replies(pipes: Mapping[int, int]) -> dict[int, bytes]:
-    """The replies that ranks wrote into pipes, as far as they did within a second; the pipes are closed."""
-    deadline = time.monotonic() + _TIMEOUT
-    written = dict.fromkeys(pipes, b"")
-    # it takes no descriptor, of which there may be none left
-    with selectors.PollSelector() as waiting:
-        for rank, pipe in pipes.items():
-            waiting.register(pipe, selectors.EVENT_READ, rank)
-        while waiting.get_map() and time.monotonic() < deadline:
-            for key, _ in waiting.select(deadline - time.monotonic()):
-                if data := os.read(key.fd, 1 << 16):
-                    written[key.data] += data
-                else:
-                    waiting.unregister(key.fd)
-    for pipe in pipes.values():
-        os.close(pipe)
-    # a reply may be whole before its pipe ends: what a rank forks meanwhile holds that open
-    return {rank: data for rank, data in written.items() if data}
-
-
 def process_state(pid: int | None) -> str:
     """The state in which a process writes no stack, in words; empty for one that runs or waits for an event, and for none."""
     import psutil
 
-    with suppress(psutil.Error):
+    # or no more files can be opened
+    with suppress(psutil.Error, OSError):
         if pid is not None and (words := _STATES.get(psutil.Process(pid).status())) is not None:
             return f"{_PROCESS}{pid} {words.format(pid=pid)}"
     return ""

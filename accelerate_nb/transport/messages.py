@@ -10,7 +10,7 @@ from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport.worker_spec import LocalWorker, NetworkAddress, WorkerSpec
 
 # The version of the messages: to be raised when a message changes in what it means or holds.
-VERSION = 12
+VERSION = 13
 # How often each end of an agent's channel says that it is there while workers run, in seconds.
 HEARTBEAT_INTERVAL = 1.0
 
@@ -108,9 +108,7 @@ class BeginWorker(Message, frozen=True):
 
 
 class QueryPosition(Message, frozen=True):
-    """Write a `PositionReply` into the pipe."""
-
-    carries: ClassVar[int | None] = 1
+    """Write a `PositionReply` into the file of stacks."""
 
 
 class LeaveGroup(Message, frozen=True):

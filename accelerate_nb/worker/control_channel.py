@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -53,8 +52,6 @@ class ControlChannel:
             handler(message, descriptors)
 
     def _receive(self) -> None:
-        # a reply comes too late at times, and the function may have given the signal its default action, which ends the process
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         # the notebook's process may go, and then this one is about to be ended
         with suppress(OSError):
             while (received := self._channel.receive()) is not None:
@@ -70,7 +67,7 @@ class ControlChannel:
         self.leave.set()
 
 
-# More of them than are sent would fill the pipe.
+# A reply has no more of them.
 _MOST_COLLECTIVES = 20
 _PACKAGE = str(Path(__file__).parents[1])
 # Files of torch whose calls wait for other ranks; those that wait for one, by the argument that names it.
@@ -81,8 +78,8 @@ _PEERS = {
 }
 
 
-def open_inbox(sock: socket.socket) -> ControlChannel:
-    """Make this socket's channel the process's inbox, and reply to the kernel's messages from now on."""
+def open_inbox(sock: socket.socket, stacks: int) -> ControlChannel:
+    """Make this socket's channel the process's inbox, and reply to the kernel's messages from now on; to some in the file of stacks."""
     ControlChannel.current = channel = ControlChannel(sock)
     os.register_at_fork(after_in_child=lambda: setattr(ControlChannel, "current", None))
     # a stop request inherited by a fork
@@ -90,22 +87,21 @@ def open_inbox(sock: socket.socket) -> ControlChannel:
     channel.on(messages.HoldAtStep, lambda message, _: emit(current_step_hold().hold(message.rank, message.number)))
     channel.on(messages.StopAt, lambda message, _: current_step_hold().stop_at(message.point))
     channel.on(messages.ChangeKnobAfter, lambda message, _: current_step_hold().change_knob_after(*astuple(message)))
-    channel.on(messages.QueryPosition, _position)
+    channel.on(messages.QueryPosition, lambda *_: _write_position(stacks))
     channel.on(
         messages.ProfileSteps, lambda message, _: current_step_profiler().request(ProfileRequest(*astuple(message)))
     )
     return channel
 
 
-def _position(_: messages.QueryPosition, descriptors: Sequence[int]) -> None:
+def _write_position(file: int) -> None:
     call = sys._current_frames().get(threading.main_thread().ident or 0)
     stack, entries = as_faulthandler(call), recorded()
     awaited = awaited_ranks(call, entries)
     known = (*entries[-_MOST_COLLECTIVES:], *([{"awaited": awaited}] if awaited else ()))
-    (pipe,) = descriptors
-    # nobody may wait for it any more
-    with suppress(BrokenPipeError), open(pipe, "wb") as file:
-        file.write(frame(messages.PositionReply(stack, known)))
+    # its end is faulthandler's as well: in one piece
+    with suppress(OSError):
+        os.write(file, frame(messages.PositionReply(stack, known)))
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -112,7 +112,7 @@ class RankConnection:
         sock = socket.socket(fileno=worker.descriptors.events)
         self._sender = EventSender(sock, worker.rank)
         connect(self._sender)
-        self.channel = open_inbox(sock)
+        self.channel = open_inbox(sock, worker.descriptors.stacks)
         # from here on it dumps its stack at the signal
         self._send_state("starting")
 

@@ -3,7 +3,6 @@
 import faulthandler
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -129,21 +128,6 @@ def test_only_what_was_written_since_the_question_is_the_answer(files):
     os.write(files[1], b"new 1")
     assert stack_dumps.dumps_since(files, before) == ["new 0", "new 1"]
     assert stack_dumps.dumps_since(files, stack_dumps.lengths(files)) == ["", ""]
-
-
-def test_a_reply_counts_when_it_is_whole_and_reading_it_opens_no_file(monkeypatch):
-    monkeypatch.setattr(stack_dumps, "_TIMEOUT", 0.1)
-    mine, its = os.pipe()
-    os.write(its, b"whole")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
-    try:
-        found = stack_dumps.read_replies({3: mine})
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    # the other end is still open, as in a process that the rank has forked
-    os.close(its)
-    assert found == {3: b"whole"}
 
 
 def test_a_fault_of_compiled_code_shows_where_the_process_was_and_requested_stacks_are_none(files) -> None:

@@ -14,7 +14,7 @@ from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.supervisor.main import FOREIGN
 from accelerate_nb.transport import channel
 from accelerate_nb.transport.channel import frame
-from accelerate_nb.transport.messages import LeaveGroup, QueryPosition
+from accelerate_nb.transport.messages import LeaveGroup, RankOutcome
 
 ONE = {"num_processes": 1, "cpu": True, "config_file": ""}
 
@@ -34,7 +34,7 @@ def control(handle: SupervisorHandle) -> socket.socket:
 def test_messages_that_are_not_for_it_do_not_end_it(handle: SupervisorHandle) -> None:
     with control(handle) as raw:
         raw.sendall(frame(LeaveGroup()))
-        socket.send_fds(raw, [frame(QueryPosition(), 1)], [raw.fileno()])
+        socket.send_fds(raw, [frame(RankOutcome(0, 0), 1)], [raw.fileno()])
     assert notebook_launcher(os.getppid, **ONE) == handle.pid
 
 

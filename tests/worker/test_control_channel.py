@@ -1,15 +1,14 @@
 """A worker answers while its function runs, and no question harms it."""
 
 import ctypes
-import errno
 import os
+import resource
 import signal
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
-from accelerate_nb import launch
-from accelerate_nb.transport.channel import message_of
-from accelerate_nb.transport.messages import PositionReply, QueryPosition
+from accelerate_nb import Accelerator, launch
 from tests.waiting import until
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
@@ -24,31 +23,6 @@ def waits_for(path):
 def until_it_runs(run):
     until(lambda: run.view.rank(0).state == "running", run)
     return int(run.view.rank(0).detail)
-
-
-def dies_of_a_pipe_that_nobody_reads(path):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    return waits_for(path)
-
-
-def test_a_question_whose_asker_has_gone_harms_nobody(tmp_path):
-    end = tmp_path / "end"
-    run = launch(dies_of_a_pipe_that_nobody_reads, (str(end),), **SETTINGS)
-    until(lambda: "in waits_for" in run.stacks(), run)
-    gone, its = os.pipe()
-    os.close(gone)
-    run._control.send(0, QueryPosition(), [its])
-    os.close(its)
-    mine, its = os.pipe()
-    run._control.send(0, QueryPosition(), [its])
-    os.close(its)
-    with open(mine, "rb") as reply_file:
-        reply = message_of(reply_file.read())
-    assert isinstance(reply, PositionReply)
-    assert "in waits_for\n" in reply.stack
-    assert reply.entries == ()
-    end.touch()
-    assert run.wait(60) == "well"
 
 
 def computes_in_threads(path):
@@ -103,20 +77,30 @@ def test_a_rank_that_is_stopped_is_sent_no_signal_that_it_would_meet_where_it_go
     assert not Path(f"{end}.signalled").exists()
 
 
-def test_stacks_are_shown_where_no_more_files_can_be_opened_and_none_stays_open(tmp_path, monkeypatch):
-    end = tmp_path / "end"
-    run = launch(waits_for, (str(end),), **{**SETTINGS, "num_processes": 2})
-    until(lambda: run.stacks().count("in waits_for") == 2, run)
-    before, pipes = len(os.listdir("/dev/fd")), [os.pipe()]
+@contextmanager
+def no_more_files():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
-    def pipe():
-        if pipes:
-            return pipes.pop()
-        raise OSError(errno.EMFILE, "Too many open files")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pipe", pipe)
-        assert run.stacks().count("in waits_for") == 2
+def waits_without_files():
+    accelerator = Accelerator()
+    with no_more_files():
+        while not accelerator.stop_requested:
+            threading.Event().wait(0.01)
+    return "well"
+
+
+def test_stacks_are_shown_where_nobody_can_open_more_files_and_ranks_hear_what_follows():
+    run = launch(waits_without_files, **{**SETTINGS, "num_processes": 2})
+    until(lambda: run.stacks().count("in waits_without_files") == 2, run)
+    before = len(os.listdir("/dev/fd"))
+    with no_more_files():
+        assert run.stacks().count("in waits_without_files") == 2
     assert len(os.listdir("/dev/fd")) == before
-    end.touch()
-    run.wait(60)
+    run.stop()
+    assert run.wait(60) == "well"

@@ -14,17 +14,17 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from accelerate_nb.errors import LaunchError, ProtocolError
+from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.event_codec import EventReader
 from accelerate_nb.events.event_types import Failure, LogLine, StateChange, Stream, TaskDone
 from accelerate_nb.events.line_reader import LineAssembler, OutputLine
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.process_limits import limit_reached
-from accelerate_nb.failures.stack_dumps import SIGNAL, crash_dump, dumps_since, lengths, process_state, read_replies
+from accelerate_nb.failures.stack_dumps import SIGNAL, crash_dump, dumps_since, lengths, process_state
 from accelerate_nb.launching.engines.children import Engine, Workers
 from accelerate_nb.launching.node_agent.node_logs import Connection, OutputPart, RankLog, local_workers, open_logs
 from accelerate_nb.transport import messages
-from accelerate_nb.transport.channel import message_of
+from accelerate_nb.transport.channel import FrameReader
 from accelerate_nb.transport.memory_file import memory_file
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ BETWEEN_READS = 0.02
 LONGEST_WAIT = 1.0
 # Where nothing was written for so long, the pipes are watched instead of read.
 _QUIET_AFTER = 1.0
+# How long ranks get to reply with their positions, and how often it is checked whether they have.
+_REPLY_TIMEOUT, _BETWEEN_REPLIES = 1.0, 0.01
 # Where output is held back, it is checked this often whether its turn has come.
 _BETWEEN_TURNS = 0.25
 
@@ -250,29 +252,33 @@ class NodeAgent(Agent):
             running = [rank for rank in ranks if rank not in self._gone]
             # a process that has not sent anything yet is not ready for the signal, and would be ended by it
             ready = [rank for rank in running if rank in self._connected]
-            pipes: dict[int, int] = {}
-            # where this process may open no more files, the other ranks are asked by the signal
-            with suppress(OSError):
-                for rank in ready:
-                    pipes[rank], its = os.pipe()
-                    self._send(rank, messages.QueryPosition(), [its])
-                    os.close(its)
+            before = {rank: lengths([self._connections[rank].stacks])[0] for rank in ready}
+            for rank in ready:
+                self._send(rank, messages.QueryPosition())
             dumps: dict[int, str] = {}
             collectives: dict[int, list[Mapping[str, Any]]] = {}
-            for rank, data in read_replies(pipes).items():
-                # what came may be a part of it
-                with suppress(ProtocolError):
-                    if isinstance(reply := message_of(data), messages.PositionReply):
+            deadline = time.monotonic() + _REPLY_TIMEOUT
+            while len(dumps) < len(ready) and time.monotonic() < deadline:
+                time.sleep(_BETWEEN_REPLIES)
+                for rank in ready:
+                    if rank not in dumps and (reply := self._position(rank, before[rank])) is not None:
                         dumps[rank], collectives[rank] = reply.stack, list(reply.entries)
             # the main thread keeps the others from running, in compiled code: its calls stand still, where a signal that
             # meets a call being made ends the process in a fault of memory, as it would one that was stopped and goes on
             if late := [rank for rank in ready if rank not in dumps and not process_state(self.pids.get(rank))]:
                 files = [self._connections[rank].stacks for rank in late]
-                before = lengths(files)
+                signaled = lengths(files)
                 self._workers.signal(SIGNAL, late)
-                dumps |= zip(late, dumps_since(files, before), strict=True)
+                dumps |= zip(late, dumps_since(files, signaled), strict=True)
         stacks = {rank: dumps.get(rank) or process_state(self.pids.get(rank)) for rank in running}
         return StackSnapshot(stacks, collectives)
+
+    def _position(self, rank: int, start: int) -> messages.PositionReply | None:
+        """The reply that a rank wrote into its file of stacks after so many bytes, once it is whole."""
+        reader = FrameReader(after_greeting=True)
+        reader.feed(os.pread(self._connections[rank].stacks, 1 << 20, start))
+        message, _ = reader.next() or (None, 0)
+        return message if isinstance(message, messages.PositionReply) else None
 
     def _send(self, rank: int, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         if rank in self._connections:
