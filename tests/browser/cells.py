@@ -19,7 +19,7 @@ def train(steps=100_000):
         optimizer.zero_grad()
         accelerator.log({"loss": loss.item()}, step=step)
         print("step", step, flush=True)
-        time.sleep(0.02)
+        time.sleep(0.1)
         if accelerator.stop_requested:
             return f"stopped after {step} steps"
     return f"made all {steps} steps"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 INTO_A_FILE = {"ACCELERATE_NB_PANEL": "text"}
 # With as many threads in every process, whoever starts it, sums are rounded alike.
 ALIKE = {"OMP_NUM_THREADS": "1"}
-SECONDS = 60  # a notebook takes no longer than that on a laptop
-LIMIT = 3 * SECONDS  # nor than that on a machine that is slow or busy
+# A notebook takes under a minute on a laptop: one that takes as many seconds hangs, also on a machine that is slow or busy.
+LIMIT = 400
 
 # What is asked of a notebook when it has come to its end.
 _WEIGHTS = "sha256(b''.join(value.numpy().tobytes() for value in result['weights'].values())).hexdigest()"
@@ -42,11 +41,10 @@ _ANSWER = "answer.json"
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """A notebook after its run, what it came to, and the seconds that it took."""
+    """A notebook after its run, and what it came to."""
 
     notebook: NotebookNode
     answer: Any
-    seconds: float
 
     @property
     def cells(self) -> dict[str, NotebookNode]:
@@ -74,10 +72,9 @@ def answer(folder: Path) -> Any:
 def executed(name: str, folder: Path) -> Executed:
     """A notebook after a run in a kernel, in this folder."""
     notebook = notebook_with_answer(name)
-    began = time.monotonic()
     client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": folder}})
     client.execute(env={**os.environ, **INTO_A_FILE, **ALIKE})
-    return Executed(notebook, answer(folder), time.monotonic() - began)
+    return Executed(notebook, answer(folder))
 
 
 def printed(cell: NotebookNode) -> str:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.notebooks.executing import SECONDS, executed, printed
+from tests.notebooks.executing import LIMIT, executed, printed
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(4 * SECONDS)
+@pytest.mark.timeout(LIMIT)
 def test_the_notebook_for_tpus_learns_on_every_device(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "2")

@@ -16,4 +16,3 @@ def test_each_stage_has_the_losses_of_copies(tmp_path: Path) -> None:
         assert result["whole"] == run.answer["DDP"]["held"]
     assert run.answer["ZeRO 3"]["held"] == 0
     assert run.answer["DDP"]["losses"][-1] < 0.5 * run.answer["DDP"]["losses"][0]
-    assert run.seconds < LIMIT
