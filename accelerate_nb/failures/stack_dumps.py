@@ -87,7 +87,9 @@ def stacks_text(dumps: Mapping[int, str], sources: CellSources) -> str:
 
 def crash_dump(file: int) -> str:
     """What faulthandler wrote of a fault of compiled code that ended a process; empty for other ends."""
-    _, fatal, text = os.pread(file, 1 << 20, 0).decode(errors="replace").rpartition("Fatal Python error: ")
+    # the end of the file: replies stand before it
+    end = os.pread(file, 1 << 20, max(0, os.fstat(file).st_size - (1 << 20))).decode(errors="replace")
+    _, fatal, text = end.rpartition("Fatal Python error: ")
     return text if fatal else ""
 
 

@@ -135,6 +135,7 @@ def test_a_fault_of_compiled_code_shows_where_the_process_was_and_requested_stac
     os.write(files[1], DUMP.encode())
     assert stack_dumps.crash_text(stack_dumps.crash_dump(files[1]), NOWHERE) == ""
     file = files[0]
+    os.write(file, DUMP.encode() * 4000)
     child = subprocess.Popen(
         [sys.executable, "-c", f"import ctypes, faulthandler\nfaulthandler.enable({file})\nctypes.string_at(0)"],
         pass_fds=[file],
