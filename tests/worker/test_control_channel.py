@@ -95,7 +95,7 @@ def waits_without_files():
     return "well"
 
 
-def test_stacks_are_shown_where_nobody_can_open_more_files_and_ranks_hear_what_follows():
+def test_stacks_are_shown_where_nobody_can_open_more_files_and_ranks_can_still_be_stopped():
     run = launch(waits_without_files, **{**SETTINGS, "num_processes": 2})
     until(lambda: run.stacks().count("in waits_without_files") == 2, run)
     before = len(os.listdir("/dev/fd"))
