@@ -12,7 +12,7 @@ from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
-from accelerate_nb.runtime.training.accumulation import AccumulationWindows
+from accelerate_nb.runtime.training.accumulation import AccumulationWindows, single_models
 from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.user_warnings import warn_user
 
@@ -65,7 +65,7 @@ class StepMethods(AcceleratorProperties):
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         """
-        return _MicroStep(self, models)
+        return _MicroStep(self, single_models(models))
 
     def no_sync(self, model: Any) -> AbstractContextManager[Any]:
         """A block whose backwards keep the model's gradients to this process."""
@@ -192,7 +192,7 @@ class _MicroStep:
     """A block for one micro-step; a class of its own because it is entered in every one."""
 
     _accelerator: StepMethods
-    _models: tuple[Any, ...]
+    _models: Sequence[Any]
     _held: ExitStack | None = None
 
     def __enter__(self) -> None:

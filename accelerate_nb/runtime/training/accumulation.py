@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from torch.nn import Module, ModuleDict, ModuleList
+from torch.utils.weak import WeakIdRef
 
 from accelerate_nb.runtime.world.registry import SharedState
 
@@ -45,23 +48,40 @@ class AccumulationWindows:
     def __init__(self, count: int = 0) -> None:
         self._begun_at = count
         self._current = AccumulationWindow(count)
-        self._group: tuple[int, ...] | None = None
-        self._others: dict[tuple[int, ...], AccumulationWindow] = {}
+        self._group: tuple[WeakIdRef, ...] | None = None
+        self._others: dict[tuple[WeakIdRef, ...], AccumulationWindow] = {}
 
     @property
     def count(self) -> int:
         """The number of micro-steps that the last active group has made."""
         return self._current.count
 
-    def of(self, models: tuple[Any, ...]) -> AccumulationWindow:
-        group = tuple(map(id, models))
-        if group != self._group:
+    def of(self, models: Iterable[Any]) -> AccumulationWindow:
+        """The window of a group of single models; without a module among them it is the last active group's."""
+        group = tuple(WeakIdRef(model) for model in models if isinstance(model, Module))
+        if group and group != self._group:
             if self._group is not None:
                 self._others[self._group] = self._current
+                self._others = {
+                    known: window
+                    for known, window in self._others.items()
+                    if all(model() is not None for model in known)
+                }
                 # a checkpoint has one count, which is that of all groups
                 self._current = self._others.pop(group) if group in self._others else AccumulationWindow(self._begun_at)
             self._group = group
         return self._current
+
+
+def single_models(models: Iterable[Any]) -> list[Any]:
+    """The models themselves, also those in lists or torch's containers, which a script may make anew for each block."""
+    found: list[Any] = []
+    for model in models:
+        if type(model) in (ModuleList, ModuleDict):  # not a subclass of theirs, as FSDP 2 makes of a prepared one
+            found += single_models(model.children())
+        else:
+            found += single_models(model) if isinstance(model, (list, tuple)) else [model]
+    return found
 
 
 class GradientState:

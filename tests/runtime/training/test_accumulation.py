@@ -215,6 +215,35 @@ def test_models_of_one_block_are_counted_together_and_a_checkpoints_count_is_tha
     assert [windows.of(group).count for group in ((), (nn.Linear(1, 1),))] == [2, 2]
 
 
+def in_new_containers() -> list[list[list[bool]]]:
+    """For each container of two models: of each block, whether it ends a window, and whether each model exchanges gradients."""
+    found = []
+    for container in (list, tuple, nn.ModuleList, lambda models: [nn.ModuleDict({"first": models[0]}), models[1]]):
+        accelerator = Accelerator(gradient_accumulation_steps=2)
+        models = accelerator.prepare(nn.Linear(1, 1), nn.Linear(1, 1))
+        flags = []
+        for block in [container(models) for _ in range(4)]:
+            with accelerator.accumulate(block):
+                flags.append([accelerator.sync_gradients, *(model.require_backward_grad_sync for model in models)])
+        found.append(flags)
+    return found
+
+
+def test_models_in_a_container_that_is_made_for_each_block_are_one_group() -> None:
+    for found in run_on_ranks(in_new_containers, 2):
+        assert found == [[[False] * 3, [True] * 3] * 2] * 4
+
+
+def test_what_is_no_model_goes_on_with_the_window_and_a_model_that_is_gone_leaves_none_to_the_next() -> None:
+    windows = AccumulationWindows()
+    for _ in range(4):
+        model = nn.Linear(1, 1)
+        windows.of((model,)).advance(3, at_end=False)
+        assert windows.of(({"model": model},)).count == windows.of((model,)).count == 1
+        del model
+    assert not windows._others
+
+
 def left_early() -> list[Any]:
     accelerator = Accelerator(gradient_accumulation_steps=2)
     training = Training(accelerator, loader(40), loader(12))
