@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType, SimpleNamespace
@@ -129,20 +130,32 @@ class FP16(BF16):
     ) -> None:
         super().__init__(device, options)
         self.scaler = MixedLayoutGradScaler(device.type, **(scaling or GradScalerKwargs()).to_kwargs())
-        self._unscaled: set[int] = set()
+        self._unscaled: dict[int, Optimizer] = {}
 
     def _check(self) -> None:
         """Every device that autocast knows computes in float16."""
 
     def scale(self, loss: Tensor) -> Tensor:
+        for optimizer in list(self._unscaled.values()):
+            # the backward adds scaled gradients to these; an overflow must not be forgotten, whatever clipping made of it
+            factor = math.inf if self._overflows(optimizer) else self.scaler.get_scale()
+            for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+                if weight.grad is not None:
+                    weight.grad.mul_(factor)
+            self.reset(optimizer)
         return self.scaler.scale(loss)
 
+    def _overflows(self, optimizer: Optimizer) -> bool:
+        """Whether a gradient of an optimizer overflowed, as far as it is unscaled."""
+        found = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        return any(overflow.item() for overflow in found.values())
+
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:
-        """Divide the gradients of these optimizers by the factor, once between two steps."""
+        """Divide the gradients of these optimizers by the factor, once between two backwards."""
         for optimizer in optimizers:
             if id(optimizer) not in self._unscaled:
                 self.scaler.unscale_(optimizer)
-                self._unscaled.add(id(optimizer))
+                self._unscaled[id(optimizer)] = optimizer
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         """Step unless a gradient overflowed, then adapt the factor; returns whether the optimizer stepped."""
@@ -152,8 +165,8 @@ class FP16(BF16):
         states, has_stepped = self.scaler._per_optimizer_states, bool(calls)
         if has_stepped and getattr(optimizer, "_step_supports_amp_scaling", False):
             # one that is called whatever overflowed, as fused ones are, changed no weight for that reason
-            has_stepped = not any(found.item() for found in states[id(optimizer)]["found_inf_per_device"].values())
-        self._unscaled.discard(id(optimizer))
+            has_stepped = not self._overflows(optimizer)
+        self._unscaled.pop(id(optimizer), None)
         # The scaler's update forgets what was unscaled, also for an optimizer that has its step still before it.
         waiting = {key: state for key, state in states.items() if key in self._unscaled}
         self.scaler.update()
@@ -162,7 +175,7 @@ class FP16(BF16):
 
     def reset(self, optimizer: Optimizer) -> None:
         """New gradients will be scaled ones."""
-        self._unscaled.discard(id(optimizer))
+        self._unscaled.pop(id(optimizer), None)
         self.scaler._per_optimizer_states.pop(id(optimizer), None)
 
 

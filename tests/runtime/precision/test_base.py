@@ -58,6 +58,40 @@ def test_an_overflow_in_one_ranks_shard_is_known_to_all_and_gradients_of_every_l
         assert all(set(gradient) == {2.0} for _, _, gradients in found for gradient in gradients)
 
 
+def two_micro_steps(clip: str | None, first: float = 1.0) -> tuple[list[float], bool]:
+    """The weight and its last gradient after a window in which each micro-step clips, and whether the step was left out."""
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=SCALE)])
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
+    accelerator.gradient_accumulation_steps = 2
+    for factor in (first, 3.0):
+        with accelerator.accumulate():
+            accelerator.backward((weight * factor).sum())
+            for _ in range(2) if clip else ():
+                getattr(accelerator, clip)([weight], 100.0)
+            optimizer.step()
+    return [weight.item(), weight.grad.item()], optimizer.step_was_skipped
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_gradients_that_are_clipped_in_each_micro_step_are_unscaled_like_others(clip: str) -> None:
+    assert two_micro_steps(clip) == ([-1.0, 2.0], False)
+    (weight, _), was_skipped = two_micro_steps(clip, torch.inf)
+    assert (weight, was_skipped) == (1.0, True)
+
+
+def test_clipping_for_one_optimizer_leaves_the_next_backward_of_another_scaled() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=SCALE)])
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    optimizers = accelerator.prepare(*(torch.optim.SGD([weight], lr=1.0) for weight in weights))
+    for weight, optimizer in zip(weights, optimizers, strict=True):
+        accelerator.backward(weight.sum())
+        accelerator.clip_grad_norm_([weight], 100.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [weight.item() for weight in weights] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("name", ["fp16", "fp8"])
 def test_numbers_that_these_devices_do_not_compute_in_are_refused(name):
     with pytest.raises(ConfigurationError, match="Use mixed_precision='bf16'"):
