@@ -11,6 +11,7 @@ from typing import Any, Literal
 from accelerate_nb.config.formats import literal
 from accelerate_nb.config.magic_args import call_in, names_of, read, read_cell_line, read_line, refuse
 from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.export.python_source import end_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ _TOOLS = (
     r"(?:pip[\d.]*|conda|mamba|micromamba|apt|apt-get|aptitude|brew|yum|dnf|apk|poetry|npm|yarn|uv(?:\s+pip)?|R\s+CMD)"
 )
 _PYTHON = r"(?:\S*python[\d.]*|\{sys\.executable\}|\"\{sys\.executable\}\"|\$\{?sys\.executable\}?)\s+-m\s+"
-_INSTALLS = re.compile(rf"\s*(?:sudo\s+|yes\s*\|\s*|\w+=\S+\s+)*(?:{_PYTHON})?{_TOOLS}\s+(?:-\S+\s+)*{_VERBS}")
+_INSTALLS = re.compile(rf"\s*(?:sudo\s+|yes\s*\|\s*|\w+=\S+\s+)*(?:{_PYTHON}|\S*/)?{_TOOLS}\s+(?:-\S+\s+)*{_VERBS}")
+_QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|(?<!\S)#.*")
 _PIP = re.compile(rf"\s*(?:{_PYTHON})?pip[\d.]*\s+(?P<arguments>(?:(?!\$\()[^|;&<>\n`])*)")
 
 # ------------------------------------------------------------------------------------------------------ reading as IPython
@@ -247,13 +249,14 @@ def transformed(lines: Sequence[str]) -> tuple[list[str], list[SyntaxPiece]]:
 def _calls_of_ipython(tree: ast.Module, lines: Sequence[str]) -> Iterator[SyntaxPiece]:
     """Calls of IPython's shell in the user's code: `get_ipython().system("ls")` as a statement, or assigned."""
     for node in ast.walk(tree):
-        if not isinstance(node, (ast.Expr, ast.Assign)) or node.lineno != node.end_lineno:
+        if not isinstance(node, (ast.Expr, ast.Assign)) or node.value.lineno != node.lineno:
             continue
-        value, line = node.value, lines[node.lineno - 1].encode()
-        call = _call(line[value.col_offset : value.end_col_offset].decode())
+        value, (last, end) = node.value, end_of(node.value)
+        call = _call(ast.get_source_segment("\n".join(lines), value) or "")
         if call is not None:
-            before, after = line[: value.col_offset].decode(), line[value.end_col_offset :].decode()
-            yield replace(call, first=node.lineno, last=node.lineno, before=before, after=after)
+            before = lines[value.lineno - 1].encode()[: value.col_offset].decode()
+            after = lines[last - 1].encode()[end:].decode()
+            yield replace(call, first=value.lineno, last=last, before=before, after=after)
 
 
 def _call(text: str) -> SyntaxPiece | None:
@@ -297,7 +300,7 @@ class _CellTranslator:
 
     def lines(self, lines: Sequence[str], calls: Iterable[SyntaxPiece]) -> PlainCell:
         """The cell where calls of IPython stand in its lines."""
-        written = list(lines)
+        placed: list[tuple[SyntaxPiece, str | None]] = []
         notes: list[Remark] = []
         problems: list[Remark] = []
         for call in calls:
@@ -308,7 +311,12 @@ class _CellTranslator:
                 notes += [Remark(call.first, str(why))] if str(why) else []
             except _Refused as why:
                 problems.append(Remark(call.first, str(why)))
-            written[call.first - 1 : call.last] = self._placed(call, text)
+            placed.append((call, text))
+        written = list(lines)
+        # from right to left: a line may have several calls
+        for call, text in sorted(placed, key=lambda item: (item[0].first, len(item[0].before)), reverse=True):
+            after = written[call.last - 1][len(lines[call.last - 1]) - len(call.after) :] if call.after else ""
+            written[call.first - 1 : call.last] = self._placed(replace(call, after=after), text)
         source = "\n".join(written)
         problems = problems or [*wrong_python(source)]
         return PlainCell(source, tuple(notes), tuple(problems), on_ranks=tuple(self._of_session))
@@ -321,10 +329,10 @@ class _CellTranslator:
         if text is not None:
             return [f"{call.before}{text}{call.after}", *["#"] * more]
         comments = [f"# {line.strip()}" for line in originals]
+        if call.after.strip() and not call.after.lstrip().startswith("#"):
+            return [f"{call.before}None{call.after}", *["#"] * more]
         if call.before.strip():
             return [f"{call.before}None  {comments[0]}", *comments[1:]]
-        if call.after.strip().startswith(";"):
-            return [f"{indent}pass{call.after}", *["#"] * more]
         return [f"{indent}pass  {comments[0]}" if indent else comments[0], *comments[1:]]
 
     def _line(self, call: SyntaxPiece) -> str:
@@ -398,6 +406,8 @@ class _CellTranslator:
 
     def _check_install(self, shown: str, command: str) -> None:
         """Leave a command out of whose parts each installs packages."""
+        # what is in quotes or in a comment begins no other command
+        command = _QUOTED.sub(lambda found: re.sub("[;&|]", "", found[0]), command)
         parts = [part for part in re.split(r"&&|\|\||;|\n", command) if part.strip() and part.lstrip()[:1] != "#"]
         if parts and all(map(_INSTALLS.match, parts)) and not self._keep_installs:
             raise _LeftOut(f"{' '.join(shown.split())} was left out: {_NO_INSTALL}")

@@ -118,6 +118,9 @@ ALIKE = {
     "unicode": "ü = 'ä'\n!echo {ü} é\nw = !echo ñ",
     "own calls": "get_ipython().system('echo a')\nx = get_ipython().getoutput('echo b')\n"
     "get_ipython().run_line_magic('env', 'NB_TEST_A=2')",
+    "own calls on one line": "import json as a; get_ipython().run_line_magic('reload_ext', 'autoreload'); import json as b\n"
+    "get_ipython().system('echo a'); get_ipython().system('echo b'); x = get_ipython().getoutput('echo c')  # all three",
+    "own calls over lines": "get_ipython().run_line_magic(\n    'env', 'NB_TEST_A=2'\n); y = get_ipython().getoutput(\n'echo b')",
     "annotated": "x: list = !echo a",
 }
 
@@ -313,6 +316,9 @@ def test_what_means_nothing_in_a_script_is_refused_with_its_line(cell: str, line
         ("%uv pip install x", 'nb_shell.line("uv", "pip install x")'),
         ("%%bash\npip install x\n", 'nb_shell.cell("bash", "", """\\\npip install x\n""")'),
         ("pip install x", 'nb_shell.line("pip", "install x")'),
+        ("!/opt/bin/pip install x", 'nb_shell.run("/opt/bin/pip install x")'),
+        ("!pip install 'x; os_name<\"a\"'", """nb_shell.run("pip install 'x; os_name<\\"a\\"'")"""),
+        ("!pip install x # hi; there", 'nb_shell.run("pip install x # hi; there")'),
     ],
 )
 def test_packages_are_installed_by_a_script_on_request(cell: str, kept: str) -> None:
