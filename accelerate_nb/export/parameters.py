@@ -137,7 +137,10 @@ def _collection(kind: str, types: set[str | None]) -> str | None:
 def _annotated(annotation: ast.expr, literal: str) -> tuple[str, str]:
     """The type of an annotation, and the help that it may hold."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        return _annotated(ast.parse(annotation.value, mode="eval").body, literal)
+        try:
+            return _annotated(ast.parse(annotation.value, mode="eval").body, literal)
+        except SyntaxError:
+            raise _NoOptionError(f"{annotation.value!r} is no type of an option") from None
     name, arguments = _subscript(annotation)
     if name == "Annotated" and arguments:
         constants = (argument.value for argument in arguments[1:] if isinstance(argument, ast.Constant))

@@ -98,9 +98,17 @@ class ModuleNames(ast.NodeVisitor):
     def visit_alias(self, node: ast.alias) -> None:
         self.bound.add(node.asname or node.name.partition(".")[0])
 
-    def visit_comprehension(self, node: ast.comprehension) -> None:
-        # its target is its own, unlike what `:=` binds anywhere in it
-        self._visit_all((node.iter, *node.ifs))
+    def _visit_comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
+        # its targets are its own, unlike what `:=` binds anywhere in it, and the first values come from outside of it
+        inside = ModuleNames(())
+        inside.generic_visit(node)
+        targets = _names(item.target for item in node.generators)
+        self.read |= inside.read - targets
+        self.called |= inside.called - targets
+        self.bound |= inside.bound - targets
+        self.visit(node.generators[0].iter)
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_comprehension  # noqa: N815 - as above
 
     def _visit_named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
         name = node.rest if isinstance(node, ast.MatchMapping) else node.name
@@ -175,7 +183,7 @@ def hoisted(source: str) -> tuple[str, tuple[str, ...]]:
     imports = (node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom))
     found = [node for node in imports if node.module == "__future__"]
     names = tuple(alias.name for node in found for alias in node.names)
-    lines = ["pass" + " \\\n" * (end_of(node)[0] - node.lineno) for node in found]
+    lines = ["\n" * (end_of(node)[0] - node.lineno) + "pass" for node in found]
     edits = [Edit((node.lineno, node.col_offset), end_of(node), text) for node, text in zip(found, lines, strict=True)]
     return edited(source, edits), names
 
@@ -212,6 +220,7 @@ class DefinitionFinder:
     # be run by a process that merely imports the script, so it is guarded as well
 
     guarded: set[str] = field(default_factory=set)
+    _imported: set[str] = field(default_factory=set)
     _inside: dict[str, set[str]] = field(default_factory=dict)
 
     def only_define(self, nodes: Sequence[ast.stmt], *, shown: ast.stmt | None = None) -> bool:
@@ -220,8 +229,10 @@ class DefinitionFinder:
         needed = names.read.union(self._within(names.called))
         defines = all(node is not shown and _defines(node) for node in nodes) and self.guarded.isdisjoint(needed)
         # imports that share a line with what is guarded are written above it once more
-        there = names.bound if defines else ModuleNames(_imports(nodes)).bound
-        self.guarded = (self.guarded | names.bound) - there
+        imported = ModuleNames(_imports(nodes)).bound
+        self._imported |= imported
+        changed = set() if defines else _changed(nodes) - self._imported
+        self.guarded = (self.guarded | names.bound | changed) - (names.bound if defines else imported)
         for node in nodes:
             if isinstance(node, _LATER):
                 self._inside[node.name] = mentioned(node)
@@ -236,6 +247,18 @@ class DefinitionFinder:
                 known.add(name)
                 yield from self._inside.get(name, ())
                 waiting += self._inside.get(name, ())
+
+
+def _changed(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names of values that statements may change: they assign parts of them, or call their methods."""
+    found: set[str] = set()
+    for part in (part for node in nodes for part in ast.walk(node)):
+        place = part.func if isinstance(part, ast.Call) else part
+        if isinstance(part, ast.Call) or not isinstance(getattr(part, "ctx", ast.Load()), ast.Load):
+            while isinstance(place, (ast.Attribute, ast.Subscript)):
+                place = place.value
+                found |= {place.id} if isinstance(place, ast.Name) else set()
+    return found
 
 
 def _defines(node: ast.stmt) -> bool:
@@ -312,7 +335,9 @@ def guarded(source: str, number: int, definitions: DefinitionFinder, *, shown: b
     layout = _ScriptLayout(source, number)
     body = layout.tree.body
     last = body[-1] if shown and body else None
-    for defines, run in groupby(_groups(body), key=lambda nodes: definitions.only_define(nodes, shown=last)):
+    for defines, run in groupby(
+        _groups(body, layout.lines), key=lambda nodes: definitions.only_define(nodes, shown=last)
+    ):
         if defines:
             layout.write(end_of([*run][-1][-1])[0])
         else:
@@ -321,12 +346,13 @@ def guarded(source: str, number: int, definitions: DefinitionFinder, *, shown: b
     return layout.written
 
 
-def _groups(body: Sequence[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """The statements that share lines, together."""
+def _groups(body: Sequence[ast.stmt], lines: Sequence[str]) -> Iterator[list[ast.stmt]]:
+    """The statements that share lines, or lines that a backslash joins, together."""
     together: list[ast.stmt] = []
     for node, following in zip_longest(body, body[1:]):
         together.append(node)
-        if following is None or _first(following) > end_of(node)[0]:
+        last = end_of(node)[0]
+        if following is None or (_first(following) > last and not lines[last - 1].endswith("\\")):
             yield together
             together = []
 
@@ -383,7 +409,7 @@ class _ScriptLayout:
         function = f"_cell_{self._number}" + (f"_{self._functions}" if self._functions > 1 else "")
         self.written.append(added(f"async def {function}():"))
         # it assigns names of the script
-        if names := ModuleNames(nodes).bound:
+        if names := ModuleNames(nodes).bound - {"*"}:
             self.written.append(added(f"{INDENT}global {', '.join(sorted(names))}"))
         self.write(last, INDENT)
         self.written += [added(GUARD), added(f"{INDENT}nb_shell.wait({function}())")]

@@ -133,6 +133,8 @@ class NotebookTranslation:
         """What only IPython knows, and no cell defines: its past results, and magics that read like Python."""
         sound = [(number, item, item.tree.body) for number, item in self.cells.items() if not item.plain.problems]
         defined = {name for _, _, body in sound for name in python_source.ModuleNames(body).bound}
+        # a file that %run runs may define anything
+        is_open = "*" in defined or any('nb_shell.line("run"' in item.plain.source for _, item, _ in sound)
         for number, item, body in sound:
             read = python_source.ModuleNames(body).read - defined
             lines: dict[str, int] = {}
@@ -146,9 +148,9 @@ class NotebookTranslation:
                 yield number, Remark(line, f"{what}.")
             # a cell of `ls -la` is a difference to Python, and a magic to IPython while nothing is called `ls`
             source = item.plain.source.strip()
-            word = re.split(r"\W", source, maxsplit=1)[0]
+            word = re.split(r"[^\w.]", source, maxsplit=1)[0]
             is_magic = word in MAGICS & read and "\n" not in source
-            if is_magic and "*" not in defined and not hasattr(builtins, word):
+            if is_magic and not is_open and not hasattr(builtins, word):
                 line = item.plain.source[: item.plain.source.index(source)].count("\n") + 1
                 yield number, Remark(line, f"nothing is called `{word}`, so it is a magic: write `%{source}`.")
 

@@ -44,6 +44,11 @@ CELLS = [
     "list(range(60))",
     "(\n  x +\n  1\n)",
     "print(f.__doc__, f.__name__, __name__)",
+    "print([_ for _ in 'ab'], {_: 1 for _ in 'a'})",
+    "u = 1; \\\nv = print(u)",
+    "config, kinds, home = {'a': 1}, [], A()\nconfig['lr'] = 0.1\nkinds.append(2)\nhome.place = 3",
+    "rate = config['lr']\nkind = kinds[0]\nplace = home.place\nrate, kind, place",
+    "from __future__ import (division,\n    print_function)",
 ]
 
 
@@ -206,3 +211,4 @@ def test_a_magic_that_reads_like_python_is_refused_where_nothing_has_its_name(tm
     assert "cell 2, line 2: nothing is called `ls`, so it is a magic: write `%ls -la`." in str(caught.value)
     assert "cell 3, line 1: nothing is called `pwd`" in str(caught.value)
     script(tmp_path, "ls, la = 3, 2", "ls -la", "import time", "time")
+    script(tmp_path, "%run setup.ipynb", "env.reset()", "history", "config['lr']")
