@@ -69,12 +69,17 @@ def write(folder: Path, known: Mapping[str, ManifestEntry]) -> None:
     """List all files of a folder in it; `known` holds entries that were made when files were written."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {item.relative_to(folder).as_posix(): item for item in found}
-    entries = {name: asdict(known.get(name) or entry_of(item)) for name, item in files.items()}
-    text = json.dumps({"version": 1, "files": entries}, indent=1)
-    with (folder / file_names.MANIFEST_NAME).open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
+    content = to_bytes({name: known.get(name) or entry_of(item) for name, item in files.items()})
+    with (folder / file_names.MANIFEST_NAME).open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def to_bytes(entries: Mapping[str, ManifestEntry]) -> bytes:
+    """The content of a list's file."""
+    files = {name: asdict(entry) for name, entry in entries.items()}
+    return json.dumps({"version": 1, "files": files}, indent=1).encode() + b"\n"
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -111,19 +116,23 @@ def why_incomplete(folder: Path) -> str | None:
         # Accelerate writes the random states after nearly everything else
         states = any(folder.glob(f"{file_names.RNG_STATE_NAME}_*.pkl"))
         return None if states else f"it holds no {file_names.RNG_STATE_NAME}_*.pkl"
-    faults = (_wrong_size(folder / name, entry) for name, entry in content["files"].items())
+    faults = (_missing_or_cut(folder, name, entry) for name, entry in content["files"].items())
     return next(filter(None, faults), None)
 
 
 def check(folder: Path, names: Iterable[str] | None) -> None:
-    """Raise a `CheckpointError` that names a file of the folder's list with another length, or, of `names` or all, other content."""
+    """
+    Raise a `CheckpointError` that names a file of the folder's list with another length, or, of `names` or all, other content.
+
+    A file that a hook wrote has to be there, and may have changed.
+    """
     content = read(folder)
     if content is None:
         return
     chosen = content["files"] if names is None else set(names)
     for name, entry in content["files"].items():
-        fault = _wrong_size(folder / name, entry)
-        if fault is None and name in chosen and entry_of(folder / name) != entry:
+        fault = _missing_or_cut(folder, name, entry)
+        if fault is None and name in chosen and not _is_of_hook(name) and entry_of(folder / name) != entry:
             fault = f"{folder / name} is damaged: its content is not what was written."
         if fault is not None:
             raise CheckpointError(
@@ -131,9 +140,18 @@ def check(folder: Path, names: Iterable[str] | None) -> None:
             )
 
 
-def _wrong_size(path: Path, entry: ManifestEntry) -> str | None:
+def _is_of_hook(name: str) -> bool:
+    top = name.split("/", maxsplit=1)[0]
+    # the folders of DeepSpeed's engines are `pytorch_model`, `pytorch_model_1`
+    return not (file_names.is_ours(top) or top.startswith(file_names.MODEL_NAME))
+
+
+def _missing_or_cut(folder: Path, name: str, entry: ManifestEntry) -> str | None:
+    path = folder / name
     try:
         size = path.stat().st_size
     except FileNotFoundError:
         return f"{path} is missing: {entry.bytes} bytes were expected."
-    return None if size == entry.bytes else f"{path} is damaged: {entry.bytes} bytes were expected, and it has {size}."
+    if size == entry.bytes or _is_of_hook(name):
+        return None
+    return f"{path} is damaged: {entry.bytes} bytes were expected, and it has {size}."

@@ -25,7 +25,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.checkpoints import file_names as names
+from accelerate_nb.runtime.checkpoints import file_names as names, manifest
 from accelerate_nb.runtime.checkpoints.host_copy import brought, memory_range, storage
 from accelerate_nb.runtime.checkpoints.load_file import shared_setting
 from accelerate_nb.runtime.checkpoints.manifest import ManifestEntry, entry_of, folded, sums_of
@@ -156,7 +156,8 @@ def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int
     remove(draft)
     draft.mkdir()
     try:
-        write_files([file_of_weights(shard, name, safe=safe) for name, shard in zip(files, shards, strict=True)], draft)
+        weights = [file_of_weights(shard, name, safe=safe) for name, shard in zip(files, shards, strict=True)]
+        entries = write_files(weights, draft)
         if len(shards) > 1:
             index = {
                 "metadata": {"total_size": size_of(shards)},
@@ -168,12 +169,27 @@ def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int
         for name in written:
             (draft / name).replace(folder / name)
         # a loader prefers one kind of file over the other, so weights of a former save would come back as the newer ones
-        for path in folder.iterdir():
-            if _WEIGHT_FILE.fullmatch(path.name) and path.name not in written:
-                path.unlink()
+        old = {path.name for path in folder.iterdir() if _WEIGHT_FILE.fullmatch(path.name)} - written
+        for name in old:
+            (folder / name).unlink()
+        _update_manifest(folder, entries, old)
         sync(folder)
     finally:
         remove(draft)
+
+
+def _update_manifest(folder: Path, written: Mapping[str, ManifestEntry], deleted: set[str]) -> None:
+    """Correct the list of a checkpoint whose weights were replaced, if the folder is one."""
+    path = folder / names.MANIFEST_NAME
+    with suppress(CheckpointError):  # `load_state` names a list that can't be read
+        content = manifest.read(folder)
+        if content is None:
+            return
+        listed = {name: written.get(name, entry) for name, entry in content["files"].items() if name not in deleted}
+        before = path.stat()
+        write_file(path, lambda file: file.write(manifest.to_bytes(listed)))
+        # the time of the checkpoint, by which `resume` chooses
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def parse_size(size: int | str) -> int:

@@ -15,6 +15,7 @@ from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
 from tests.ranks import run_on_ranks
 from tests.runtime.checkpoints.test_checkpoint import Counter
+from tests.runtime.checkpoints.test_kills import fill
 
 
 class Evil:
@@ -143,6 +144,38 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
         accelerator.load_state(tmp_path / "saved")
     (tmp_path / "saved" / "checkpoint.json").unlink()
     with pytest.raises(CheckpointError, match=r"optimizer\.bin does not exist, and the state of optimizer 0"):
+        accelerator.load_state(tmp_path / "saved")
+    accelerator.end_training()
+
+
+def test_weights_that_save_model_replaced_are_loaded(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(nn.Linear(2, 2))
+    accelerator.save_state(tmp_path)
+    saved_at = (tmp_path / "checkpoint.json").stat().st_mtime_ns
+    for value, safe in ((1.0, True), (2.0, False)):
+        fill(model, value)
+        accelerator.save_model(model, tmp_path, safe_serialization=safe)
+        fill(model, 0.0)
+        accelerator.load_state(tmp_path)
+        assert model.weight[0, 0] == value
+    assert (tmp_path / "checkpoint.json").stat().st_mtime_ns == saved_at
+    flip(tmp_path / "random_states_0.pkl")
+    with pytest.raises(CheckpointError, match="random_states_0"):
+        accelerator.load_state(tmp_path)
+    accelerator.end_training()
+
+
+def test_a_file_of_a_hook_may_change_but_not_be_missing(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.register_save_state_pre_hook(lambda _, __, folder: Path(folder, "notes.txt").write_text("first"))
+    notes = accelerator.save_state(tmp_path / "saved") / "notes.txt"
+    for content in ("other", "longer than it was"):
+        notes.write_text(content)
+        accelerator.load_state(tmp_path / "saved")
+        assert accelerator.resume(tmp_path / "saved")
+    notes.unlink()
+    with pytest.raises(CheckpointError, match=r"notes\.txt is missing"):
         accelerator.load_state(tmp_path / "saved")
     accelerator.end_training()
 
