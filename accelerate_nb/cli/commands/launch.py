@@ -96,15 +96,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do it; gives the exit code."""
     _take_seconds(arguments)
-    if not arguments.what:
+    given = arguments.what
+    words = given[1:] if given[:1] == ["--"] else given
+    if not words:
         raise ConfigurationError(f"No program was given. The usage is: {_USAGE}")
-    target, *rest = arguments.what
+    target, *rest = words
     if target.lower().endswith(".ipynb") and not (arguments.module or arguments.no_python):
         return _run_notebook(target, rest, arguments)
+    # as in Accelerate's parser: one `--`, before or after the program's name, ends the flags of the launch
+    if words is given and rest[:1] == ["--"]:
+        rest = rest[1:]
     _refuse_execution(arguments)
     request = read_request(arguments)
     if request.is_for_a_pod:
-        return _print_for_a_pod([*(["-m"] if arguments.module else []), target, *rest], request)
+        return _print_for_a_pod([*(["-m"] if arguments.module else []), *given], request)
     if arguments.no_python and request.on_tpus:
         raise ConfigurationError(
             "--no_python was given for a launch through torch_xla, and the core of each worker is known only inside the "
@@ -118,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if (job := slurm_job.requested_job(arguments)) is not None:
         how = ["-m"] if arguments.module else ["--no-python"] if arguments.no_python else []
-        return slurm_job.launch_job(job, request, [*how, target, *rest], is_dry=arguments.dry_run)
+        return slurm_job.launch_job(job, request, [*how, *given], is_dry=arguments.dry_run)
     return _run_program(program, request, arguments.dry_run)
 
 

@@ -43,6 +43,36 @@ def test_each_setting_is_printed_with_the_place_where_it_was_set(folder, capsys,
     assert not [*folder.rglob("runs")]
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--", "train.py", "--lr", "1"], ["train.py", "--lr", "1"]),
+        (["train.py", "--", "--lr", "1"], ["train.py", "--lr", "1"]),
+        (["train.py", "--", "--", "1"], ["train.py", "--", "1"]),
+        (["--", "train.py", "--", "1"], ["train.py", "--", "1"]),
+        (["train.py", "1", "--", "2"], ["train.py", "1", "--", "2"]),
+        (["train.py", "--"], ["train.py"]),
+        (["-m", "--", "json.tool", "-h"], ["-m", "json.tool", "-h"]),
+    ],
+)
+def test_one_separator_beside_the_programs_name_is_no_argument_as_in_accelerate(words, what, capsys):
+    from accelerate.commands.launch import launch_command_parser
+
+    theirs = launch_command_parser().parse_args(["--cpu", *words])
+    assert [*(["-m"] if theirs.module else []), theirs.training_script, *theirs.training_script_args] == what
+    parts, _ = dry_run_output(capsys, "--cpu", *words)
+    assert parts["The same with torchrun"][0].endswith(shlex.join(["--nproc-per-node", "1", *what]))
+    # a job of SLURM reads the words again
+    assert main(["launch", "--dry-run", "--slurm", "--cpu", *words]) == 0
+    assert f" {shlex.join(words)} &\n" in capsys.readouterr().out
+
+
+def test_a_separator_before_a_notebooks_name_leaves_the_one_for_its_parameters(capsys):
+    notebook(Path("train.ipynb"), code("lr = 0.1", "parameters"), "print(lr)")
+    parts, _ = dry_run_output(capsys, "--cpu", "--", "train.ipynb", "--", "--lr", "1")
+    assert "arguments --lr 1" in parts["What is run"]
+
+
 @pytest.mark.slow
 def test_the_line_for_torchrun_starts_the_same_processes(capsys):
     parts, _ = dry_run_output(capsys, "--cpu", "-n", "2", "--mixed_precision", "bf16", "train.py", "--lr", "0.1")
