@@ -324,7 +324,6 @@ class _CellTranslator:
     def _placed(self, call: SyntaxPiece, text: str | None) -> list[str]:
         """As many lines as the call had; what is left out stays as a comment."""
         originals = self._originals[call.first - 1 : call.last]
-        indent = call.before[: len(call.before) - len(call.before.lstrip())]
         more = len(originals) - 1
         if text is not None:
             return [f"{call.before}{text}{call.after}", *["#"] * more]
@@ -333,7 +332,7 @@ class _CellTranslator:
             return [f"{call.before}None{call.after}", *["#"] * more]
         if call.before.strip():
             return [f"{call.before}None  {comments[0]}", *comments[1:]]
-        return [f"{indent}pass  {comments[0]}" if indent else comments[0], *comments[1:]]
+        return [f"{call.before}pass  {comments[0]}" if call.before else comments[0], *comments[1:]]
 
     def _line(self, call: SyntaxPiece) -> str:
         name, text = call.name, call.text

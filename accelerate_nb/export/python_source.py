@@ -54,11 +54,11 @@ class ModuleNames(ast.NodeVisitor):
             for part in with_texts(node):
                 self.visit(part)
 
-    def _visit_parameters(self, arguments: ast.arguments) -> None:
-        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+    def visit_arguments(self, node: ast.arguments) -> None:
+        every = (*node.posonlyargs, *node.args, *node.kwonlyargs, node.vararg, node.kwarg)
         # annotations are looked up with the definition, up to Python 3.13
         annotations = (item.annotation for item in every if item is not None)
-        self._visit_all((*arguments.defaults, *arguments.kw_defaults, *annotations))
+        self._visit_all((*node.defaults, *node.kw_defaults, *annotations))
 
     def _visit_all(self, nodes: Iterable[ast.AST | None]) -> None:
         for node in nodes:
@@ -66,12 +66,11 @@ class ModuleNames(ast.NodeVisitor):
                 self.visit(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        self._visit_parameters(node.args)
+        self.visit(node.args)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._visit_name_and_decorators(node)
-        self._visit_parameters(node.args)
-        self._visit_all([node.returns])
+        self._visit_all([node.args, node.returns])
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - a name that `ast` calls
 
