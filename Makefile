@@ -121,11 +121,11 @@ test-of-processes: $(VENV)/.test
 test-of-the-rest: $(VENV)/.test
 	$(BIN)/python -m pytest -m '$(SELECTION)' $(addprefix --ignore=,$(OF_PROCESSES) tests/nodes)
 
-# Hosts are made by root alone; elsewhere the tests are skipped, and say so. They take five minutes, and are stopped after ten.
+# Hosts are made by root alone; elsewhere the tests are skipped, and say so. They take five minutes, and are stopped after 25.
 test-nodes: $(VENV)/.test
 	@.ci/install_host_packages
 	@$(BIN)/python .ci/install_extra.py ray || echo "Ray can't be installed here: its tests will be skipped"
-	$(BIN)/python -m pytest tests/nodes --session-timeout=600
+	$(BIN)/python -m pytest tests/nodes --session-timeout=1500
 
 # Where there is no GPU nothing is installed.
 test-gpu bench-gpu:
@@ -145,7 +145,7 @@ test-pretended-gpu: $(VENV_PRETENDED_GPU)/.test-gpu
 	for gpus in 2 4; do \
 	  PRETENDED_GPUS=$$gpus LD_LIBRARY_PATH=$$(cat $(VENV_PRETENDED_GPU)/.libraries) $(BIN_PRETENDED_GPU)/python -m pytest -m gpu \
 	    $$(test $$gpus = 2 && echo tests/gpu $(TESTS_GPU) || echo tests/gpu/test_strategies.py -k on_four_gpus) \
-	    -o cache_dir=$(VENV_PRETENDED_GPU)/.pytest_cache --session-timeout=600 || exit 1; done
+	    -o cache_dir=$(VENV_PRETENDED_GPU)/.pytest_cache --session-timeout=1500 || exit 1; done
 
 bench-gpu-here: $(GPU_READY)
 	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_RUNS) tests/bench/bench_gpu.py --seconds $(GPU_SECONDS) \

@@ -16,7 +16,7 @@ from tests.nodes.hosts import Hosts
 from tests.nodes.test_ssh import LOST_WITHIN
 from tests.nodes.trainings import trains
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(400)
 
 TRAINS = """
 import json, os

@@ -18,7 +18,7 @@ from tests.nodes.test_ssh import LOST_WITHIN, place, reduces_for_ever
 from tests.nodes.trainings import TWO_NODES
 from tests.waiting import until, until_lines
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture

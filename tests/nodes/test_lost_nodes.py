@@ -16,7 +16,7 @@ from tests.nodes.hosts import Hosts
 from tests.nodes.trainings import agent_of
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(400)
 
 
 def kills_its_agent() -> None:

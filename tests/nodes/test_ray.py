@@ -21,7 +21,7 @@ from tests.launching.detached.trainings import are_gone, comes, host_of
 from tests.nodes.trainings import TWO_NODES, trains
 from tests.waiting import until_lines
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 MEMORY = 80 << 20
 
 

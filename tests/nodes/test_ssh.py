@@ -22,7 +22,7 @@ from tests.nodes.trainings import agent_of, trains, trains_on_six
 from tests.processes import python
 from tests.waiting import until, until_lines
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(400)
 # Seconds until a lost host is told and the others are ended: 4 on an idle machine, where gloo itself waits for half an hour.
 LOST_WITHIN = 20.0
 
