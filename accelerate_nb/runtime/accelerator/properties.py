@@ -229,7 +229,7 @@ class AcceleratorProperties(ProcessMethods):
 
     def verify_device_map(self, model: Module) -> bool:
         """Whether a model, or a part of it, was loaded with its weights on several devices."""
-        return any(len(devices_of(module)) > 1 for module in model.modules())
+        return len(devices_of(model)) > 1
 
     def _part_along(self, axis: str, part: str, error: type[StateError] = StateError) -> int:
         if self.parallelism_config is None:

@@ -427,8 +427,8 @@ _OFFLOADED = ("cpu", "disk")
 
 
 def devices_of(model: Module) -> set[Any]:
-    """The devices that transformers' `device_map` gave a model's weights; empty for one without a map."""
-    return set(getattr(model, "hf_device_map", {}).values())
+    """The devices that transformers' `device_map` gave a model's weights, or those of its most spread part; empty without a map."""
+    return max((set(getattr(module, "hf_device_map", {}).values()) for module in model.modules()), key=len)
 
 
 def has_places(model: Module) -> bool:

@@ -12,7 +12,8 @@ from torch import nn
 
 from accelerate_nb import Accelerator, cpu_offload, disk_offload, dispatch_model, init_empty_weights
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.strategies.base import check_quantised
+from accelerate_nb.runtime.strategies.base import Strategy, check_quantised
+from accelerate_nb.runtime.world.world import World
 from tests.peers import Peer, under_both
 
 GPU = torch.device("cuda", 1)
@@ -75,21 +76,31 @@ def test_weights_of_a_dispatched_model_that_can_t_learn_are_named(tmp_path: Path
         accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def test_a_part_of_a_model_that_lies_on_several_devices_stays_there(tmp_path: Path) -> None:
+    model = nn.Sequential(two_layers())
+    model[0].hf_device_map = {"0": 0, "1": 1}
+    Strategy(World(0, 1, 0, 1, torch.device("meta"), None)).place(model)
+    assert not model[0][0].weight.is_meta
+    dispatch_model(model[0], {"0": "cpu", "1": "disk"}, "cpu", offload_dir=tmp_path)
+    with pytest.warns(UserWarning, match="These do not learn"):
+        Accelerator(cpu=True).prepare(model)
+
+
 def answers(peer: Peer) -> list[str]:
     """What is said of models that lie on several devices."""
     import os
 
     outcomes = []
     accelerator = peer.Accelerator(cpu=True)
-    for marks in ({"hf_device_map": {"a": 0, "b": "cpu"}}, {"hf_device_map": {"": "cpu"}, "is_loaded_in_4bit": True}):
-        for evaluated in (False, True):
-            model = nn.Linear(1, 1)
-            vars(model).update(marks)
-            try:
-                accelerator.prepare_model(model, evaluation_mode=evaluated)
-                outcomes.append("taken")
-            except ValueError as error:
-                outcomes.append("device_map" if "device_map='auto'" in str(error) else "offload")
+    marked = ({"hf_device_map": {"a": 0, "b": "cpu"}}, {"hf_device_map": {"": "cpu"}, "is_loaded_in_4bit": True})
+    for marks, is_wrapped, evaluated in product(marked, (False, True), (False, True)):
+        model = nn.Linear(1, 1)
+        vars(model).update(marks)
+        try:
+            accelerator.prepare_model(nn.Sequential(model) if is_wrapped else model, evaluation_mode=evaluated)
+            outcomes.append("taken")
+        except ValueError as error:
+            outcomes.append("device_map" if "device_map='auto'" in str(error) else "offload")
     os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     model = nn.Linear(1, 1)
     model.hf_device_map = {"a": 0, "b": "cpu"}  # type: ignore[assignment]  # as transformers marks it
