@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate_nb.cli.parser import spellings
+from accelerate_nb.config.hf_keys import fp8_entries
 from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
-from accelerate_nb.config.options.entries import Entries
+from accelerate_nb.config.options.entries import Entries, Entry
 from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, OneOf, Text, ValueType
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
@@ -24,6 +25,11 @@ class ThreeBooleans(ValueType):
         if len(parts) != 3:
             raise InvalidValue
         return parts
+
+    def check(self, value: Any) -> tuple[bool, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise InvalidValue
+        return self.parse(",".join(map(str, value)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +272,23 @@ def given_flags(arguments: argparse.Namespace, *, cpu: bool) -> HfFlagValues:
             for name, text in texts.items()
         }
     )
+
+
+def fp8_values(content: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The values that a configuration file's `fp8_config` gives to these flags; a variable that is set wins over it."""
+    known = {flag.name: flag for flag in FLAGS if flag.name.startswith("fp8_")}
+    entries = {name: Entry(flag.value_type or _YES_NO, flag.variables[0]) for name, flag in known.items()}
+    try:
+        found = Entries(prefix="fp8_", known=entries).check(fp8_entries(content))
+    except InvalidValue as unfit:
+        raise ConfigurationError(
+            f"fp8_config in the configuration file can't be read. {unfit} Correct it, or remove the line."
+        ) from None
+    return {
+        name: value.upper() if name in _IN_CAPITALS else value
+        for name, value in found.items()
+        if environment.keys().isdisjoint(known[name].variables)
+    }
 
 
 def _read(hf_flag: HfFlag, text: Any) -> Any:

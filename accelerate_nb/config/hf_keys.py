@@ -157,8 +157,6 @@ def with_engine(content: Mapping[str, Any]) -> dict[str, Any]:
 _OFFERED = frozenset(
     {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "FSDP", "DEEPSPEED", "MEGATRON_LM", *TPU_WORDS}
 )
-# The packages for fp8 that are offered here.
-_FP8 = frozenset({"AO", "AUTO", "NO"})
 # Those for the ways that would silently be left out, with what people call them.
 _UNSUPPORTED = {
     "MULTI_HPU": "Gaudi accelerators",
@@ -178,13 +176,22 @@ def first_unsupported(content: Mapping[str, Any]) -> str | None:
     distributed_type = _distributed_type(content)
     if distributed_type in _UNSUPPORTED:
         return f"{_UNSUPPORTED[distributed_type]} (distributed_type: {distributed_type})"
-    fp8 = content.get("fp8_config") if content.get("mixed_precision") == "fp8" else None
-    package = str((fp8.get("backend") if isinstance(fp8, Mapping) else None) or "AUTO").upper()
-    if package not in _FP8:
+    package = str(fp8_entries(content).get("fp8_backend", "AO")).upper()
+    if content.get("mixed_precision") == "fp8" and package != "AO":
         return f"fp8 by {package} (fp8_config: backend)"
     if split := _split(content.get("parallelism_config"), distributed_type):
         return f"a mesh that no strategy has ({', '.join(split)})"
     return None
+
+
+def fp8_entries(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a file's `fp8_config`, under the names of Accelerate's flags; a backend that leaves the choice open is none."""
+    found = content.get("fp8_config")
+    named = found if isinstance(found, Mapping) else {}
+    entries = {f"fp8_{str(name).removeprefix('fp8_')}": value for name, value in named.items()}
+    if str(entries.get("fp8_backend") or "AUTO").upper() in {"AUTO", "NO"}:
+        entries.pop("fp8_backend", None)
+    return entries
 
 
 def refuse_unsupported(content: Mapping[str, Any], where: str = "The configuration file") -> None:

@@ -1,9 +1,11 @@
 """Every flag of Hugging Face's `accelerate launch` is known, with the values that it takes there."""
 
 import argparse
+import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -204,6 +206,38 @@ def test_options_of_fp8_are_the_variables_that_accelerate_sets() -> None:
     yes_no = {name for name in variables if "PAD" in name or "GATHER" in name or "OVERRIDE" in name}
     expected = {name: plain.get(value, value) if name in yes_no else value for name, value in variables.items()}
     assert request_of(*words).theirs.variables() == expected
+
+
+def test_a_files_options_of_fp8_are_the_variables_that_accelerate_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACCELERATE_FP8_MARGIN", raising=False)
+    path = tmp_path / "fp8.yaml"
+    fp8 = {"backend": "AO", "pad_inner_dim": False, "enable_fsdp_float8_all_gather": True, "fp8_format": "HYBRID"}
+    fp8 |= {"override_linear_precision": [False, True, False], "use_autocast_during_eval": False, "margin": 2}
+
+    def variables(*words: str, precision: str = "fp8") -> dict[str, str]:
+        path.write_text(json.dumps({"mixed_precision": precision, "fp8_config": fp8}))
+        return request_of("--config_file", str(path), *words).theirs.variables()
+
+    names = {key if key.startswith("fp8_") else f"fp8_{key}": value for key, value in fp8.items()}
+    expected = setup_fp8_env(argparse.Namespace(**names), {})
+    assert len(expected) == len(fp8) + 2
+    found = variables()
+    assert {**found, "ACCELERATE_FP8_BACKEND": found["ACCELERATE_FP8_BACKEND"].upper()} == expected
+    # a flag wins, and so does a variable; without fp8 they mean nothing
+    assert variables("--fp8_pad_inner_dim", "true")["ACCELERATE_FP8_PAD_INNER_DIM"] == "True"
+    assert variables(precision="bf16") == {}
+    monkeypatch.setenv("ACCELERATE_FP8_MARGIN", "3")
+    assert "ACCELERATE_FP8_MARGIN" not in variables()
+    # the choice of the package stays open
+    fp8["backend"] = "AUTO"
+    assert "ACCELERATE_FP8_BACKEND" not in variables()
+    fp8["pad_inner_dims"] = True
+    with pytest.raises(
+        ConfigurationError, match=r"There is no key 'fp8_pad_inner_dims'\. Did you mean fp8_pad_inner_dim\?"
+    ):
+        variables()
 
 
 def test_a_mistake_reaches_the_person_as_one_line(capsys: pytest.CaptureFixture[str]) -> None:

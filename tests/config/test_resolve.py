@@ -124,6 +124,7 @@ def test_what_can_not_be_is_named_with_where_it_was_set(arguments, environment, 
         ({"rdzv_backend": "etcd-v2"}, {}, "was given as .* not offered here yet"),
         # by another package, fp8 is not trained by torchao
         ({}, {"mixed_precision": "fp8", "fp8_config": {"backend": "TE"}}, "fp8 by TE .* not offered here yet"),
+        ({}, {"mixed_precision": "fp8", "fp8_config": {"fp8_backend": "TE"}}, "fp8 by TE .* not offered here yet"),
     ],
 )
 def test_what_comes_later_is_reported_to_come_later(arguments, file, message):

@@ -83,6 +83,8 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
         settings |= entries
         flags = replace(flags, in_use=frozenset(entries))
         config = resolve(settings, os.environ, content)
+    if config.training.mixed_precision == "fp8":
+        flags = replace(flags, values={**hf_flags.fp8_values(content or {}, os.environ), **flags.values})
     if already_launched(os.environ):
         raise LaunchError(
             f"A launch was requested inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
