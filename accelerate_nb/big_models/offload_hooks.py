@@ -315,7 +315,7 @@ class CpuOffload(ModelHook):
     """
     Keeps a model on the CPU until it is called; it stays on `execution_device` afterwards.
 
-    The first accelerator is the default. Before its first forward, the model of `prev_module_hook` goes to the CPU.
+    The process's accelerator is the default. Before its first forward, the model of `prev_module_hook` goes to the CPU.
     """
 
     def __init__(
@@ -333,9 +333,8 @@ class CpuOffload(ModelHook):
             self.prev_module_hook.offload()
             clear_device_cache()
         device = tensors.as_device(self.execution_device)
-        if tensors.check_device_same(_device_of(module), device):
-            return args, kwargs
-        module.to(device)
+        if not tensors.check_device_same(_device_of(module), device):
+            module.to(device)
         moved: dict[str, Any] = send_to_device(kwargs, device)
         return send_to_device(args, device), moved
 

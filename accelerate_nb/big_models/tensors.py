@@ -65,11 +65,10 @@ def accelerator() -> str | None:
 
 
 def best_device() -> torch.device:
-    """The XLA device of this rank, once it computes on one, else the first accelerator of this machine, or the CPU."""
+    """The XLA device of this rank, once it computes on one, else the accelerator that is its current one, or the CPU."""
     if is_awake():
         return device_of_rank()
-    device_type = accelerator()
-    return torch.device("cpu") if device_type is None else torch.device(device_type, 0)
+    return torch.device(accelerator() or "cpu")
 
 
 def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:

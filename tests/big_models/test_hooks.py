@@ -221,6 +221,17 @@ def test_models_take_turns(package):
     assert not hasattr(first, "_hf_hook")
 
 
+@pytest.mark.parametrize("package", BOTH)
+def test_each_call_gets_its_arguments_on_the_models_device(package):
+    model = package.add_hook_to_module(nn.Linear(2, 2), package.CpuOffload("meta"))
+    assert [model(torch.ones(1, 2)).device.type for _ in range(2)] == ["meta"] * 2
+
+
+def test_a_model_goes_to_the_current_one_of_several_accelerators(monkeypatch):
+    monkeypatch.setattr("accelerate_nb.big_models.tensors.accelerator", lambda: "cuda")
+    assert ours.CpuOffload().execution_device == torch.device("cuda")
+
+
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator beside the CPU")
 def test_models_take_turns_on_an_accelerator():
     device = torch.accelerator.current_accelerator().type
