@@ -138,17 +138,12 @@ class FP16(BF16):
     def scale(self, loss: Tensor) -> Tensor:
         for optimizer in list(self._unscaled.values()):
             # the backward adds scaled gradients to these; an overflow must not be forgotten, whatever clipping made of it
-            factor = math.inf if self._overflows(optimizer) else self.scaler.get_scale()
+            factor = math.inf if _overflows(self.scaler, optimizer) else self.scaler.get_scale()
             for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
                 if weight.grad is not None:
                     weight.grad.mul_(factor)
             self.reset(optimizer)
         return self.scaler.scale(loss)
-
-    def _overflows(self, optimizer: Optimizer) -> bool:
-        """Whether a gradient of an optimizer overflowed, as far as it is unscaled."""
-        found = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        return any(overflow.item() for overflow in found.values())
 
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:
         """Divide the gradients of these optimizers by the factor, once between two backwards."""
@@ -159,16 +154,10 @@ class FP16(BF16):
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         """Step unless a gradient overflowed, then adapt the factor; returns whether the optimizer stepped."""
-        calls: list[None] = []
-        with _noting_steps(optimizer, calls):
-            self.scaler.step(optimizer, closure)
-        states, has_stepped = self.scaler._per_optimizer_states, bool(calls)
-        if has_stepped and getattr(optimizer, "_step_supports_amp_scaling", False):
-            # one that is called whatever overflowed, as fused ones are, changed no weight for that reason
-            has_stepped = not self._overflows(optimizer)
+        has_stepped = scaled_step(self.scaler, optimizer, closure)
         self._unscaled.pop(id(optimizer), None)
         # The scaler's update forgets what was unscaled, also for an optimizer that has its step still before it.
-        waiting = {key: state for key, state in states.items() if key in self._unscaled}
+        waiting = {key: state for key, state in self.scaler._per_optimizer_states.items() if key in self._unscaled}
         self.scaler.update()
         self.scaler._per_optimizer_states.update(waiting)
         return has_stepped
@@ -177,6 +166,23 @@ class FP16(BF16):
         """New gradients will be scaled ones."""
         self._unscaled.pop(id(optimizer), None)
         self.scaler._per_optimizer_states.pop(id(optimizer), None)
+
+
+def scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+    """Step through a scaler, which leaves the step out if a gradient overflowed; returns whether the optimizer stepped."""
+    calls: list[None] = []
+    with _noting_steps(optimizer, calls):
+        scaler.step(optimizer, closure)
+    if calls and scaler.is_enabled() and getattr(optimizer, "_step_supports_amp_scaling", False):
+        # one that is called whatever overflowed, as fused ones are, changed no weight for that reason
+        return not _overflows(scaler, optimizer)
+    return bool(calls)
+
+
+def _overflows(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
+    """Whether a gradient of an optimizer overflowed, as far as the scaler has looked at it."""
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    return any(overflow.item() for overflow in found.values())
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from accelerate_nb.rank.step_hold import current_step_hold
+from accelerate_nb.runtime.precision.base import scaled_step
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.world.registry import current_world
@@ -75,13 +76,22 @@ class AcceleratedOptimizer(Optimizer):
             check(self)
         if self._before_step is not None:
             self._before_step()
-        self._is_overflow = not self._own_strategy().step(self.optimizer, closure)
+        self._is_overflow = not self._scaled_step(closure)
         if self._after_first_step is not None and not self._is_overflow:
             report, self._after_first_step = self._after_first_step, None
             report()
         if self._after_step is not None:
             self._after_step(self)
         self._step_hold.stepped()
+
+    def _scaled_step(self, closure: Callable[[], Any] | None) -> bool:
+        """Step through the strategy, or through a scaler of the user's; returns whether the optimizer stepped."""
+        strategy = self._own_strategy()
+        if self.scaler is None or self.scaler is strategy.precision.scaler:
+            return strategy.step(self.optimizer, closure)
+        has_stepped = scaled_step(self.scaler, self.optimizer, closure)
+        self.scaler.update()
+        return has_stepped
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""

@@ -11,6 +11,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from accelerate_nb import Accelerator, GradScalerKwargs
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.optimizer import AcceleratedOptimizer
 from accelerate_nb.runtime.operations.sharded_tensors import local
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
@@ -90,6 +91,23 @@ def test_clipping_for_one_optimizer_leaves_the_next_backward_of_another_scaled()
         optimizer.step()
         optimizer.zero_grad()
     assert [weight.item() for weight in weights] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("precision", [None, "no", "fp16"])
+def test_an_optimizer_steps_through_the_scaler_that_it_was_given(precision: str | None) -> None:
+    scaler, weight = torch.amp.GradScaler("cpu", init_scale=SCALE), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    wrapped = AcceleratedOptimizer(optimizer, scaler=scaler)
+    if precision is not None:
+        wrapped = Accelerator(cpu=True, mixed_precision=precision).prepare(optimizer)
+        wrapped.scaler = scaler
+    seen = []
+    for factor in (1.0, torch.inf):
+        scaler.scale((weight * factor).sum()).backward()
+        wrapped.step()
+        wrapped.zero_grad()
+        seen.append((weight.item(), wrapped.step_was_skipped, scaler.get_scale()))
+    assert seen == [(0.0, False, SCALE), (0.0, True, SCALE / 2)]
 
 
 @pytest.mark.parametrize("name", ["fp16", "fp8"])
