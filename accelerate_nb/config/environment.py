@@ -55,8 +55,8 @@ def runs_folder(environment: Mapping[str, str], requested: str | None = None) ->
     import tempfile  # seldom needed, and slow to import
 
     cache = None if requested else _cache(environment)
-    # the folder, or the first of its parents that is there
-    there = next((folder for folder in (cache, *cache.parents) if folder.exists()), None) if cache else None
+    # the folder, or the first of its parents that is there; Path.exists would raise an error below one that can't be searched
+    there = next((folder for folder in (cache, *cache.parents) if os.path.exists(folder)), None) if cache else None
     if requested:
         folder = Path(requested)
     elif cache and there and there.is_dir() and os.access(there, os.W_OK | os.X_OK):

@@ -33,17 +33,20 @@ _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 def find(environment: Mapping[str, str], given: str | Path | None = None) -> Path | None:
     """The configuration file: the `given` one, that of `ACCELERATE_NB_CONFIG_FILE`, or Accelerate's default one, if any."""
-    # one that is given as empty text means that no file is read
+    # One that is given as empty text means that no file is read. Path.is_file would raise an error for a folder that can't
+    # be searched, such as another user's cache.
     if given is None:
         given = environment.get("ACCELERATE_NB_CONFIG_FILE")
     if given is None:
         default = default_path(environment)
-        return default if default.is_file() else None
+        return default if os.path.isfile(default) else None
     if not str(given):
         return None
     path = Path(given).expanduser()
-    if not path.is_file():
-        raise ConfigurationError(f"The configuration file {path} was requested, and does not exist. Correct its path.")
+    if not os.path.isfile(path):
+        raise ConfigurationError(
+            f"The configuration file {path} was requested, and does not exist, or its folder can't be searched. Correct its path."
+        )
     return path
 
 
@@ -52,7 +55,7 @@ def default_path(environment: Mapping[str, str]) -> Path:
     cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~", ".cache")
     folder = Path(environment.get("HF_HOME") or Path(cache, "huggingface")).expanduser() / "accelerate"
     usual, early = folder / "default_config.yaml", folder / "default_config.json"
-    return early if early.is_file() and not usual.is_file() else usual
+    return early if os.path.isfile(early) and not os.path.isfile(usual) else usual
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -117,12 +120,12 @@ def draft(path: str | Path, content: Mapping[str, Any]) -> ConfigDraft:
     """A file with `content`, and with the other keys of the existing file."""
     # neither a file that can't be read nor one that requests what is not offered here is overwritten
     target = Path(path).expanduser()
-    if target.is_dir():
+    if os.path.isdir(target):
         raise ConfigurationError(
             f"The configuration was to be written to {target}, which is a folder. Add a file's name."
         )
     _refuse_extensions_in_json(target, content)
-    if not target.exists():
+    if not os.path.exists(target):
         return ConfigDraft(target, dict(content))
     current = _content(target)
     refuse_unsupported(current, f"The configuration file {target}")

@@ -10,6 +10,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
 from accelerate_nb.config import hf_files
+from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.run_config import RunConfig, resolve
 from accelerate_nb.errors import ConfigurationError, NotYetError
 from tests.processes import python
@@ -50,6 +51,20 @@ for environment in json.loads(sys.argv[1]):
         assert str(hf_files.find(environment)) == early
         open(theirs, "w").close()
         assert str(hf_files.find(environment)) == theirs
+
+
+def test_a_folder_that_can_not_be_searched_has_no_files_as_in_accelerate(tmp_path):
+    # for the tests' user, who may be root, a name that is too long; to another's folder the system answers in the same way
+    folder = tmp_path / ("x" * 300)
+    assert not os.path.isfile(folder / "file")
+    with pytest.raises(OSError, match="too long"):
+        (folder / "file").is_file()
+    assert hf_files.find({"HF_HOME": str(folder)}) is None
+    with pytest.raises(ConfigurationError, match="does not exist, or its folder can't be searched"):
+        hf_files.find({}, folder / "file.yaml")
+    with pytest.raises(ConfigurationError, match="to be written to"):
+        saved(folder / "file.yaml", {})
+    assert runs_folder({"XDG_CACHE_HOME": str(folder)}) == folder / "accelerate_nb_runs"
 
 
 def test_a_file_that_was_named_wins(tmp_path):
