@@ -103,6 +103,10 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 
 def _config_path(arguments: argparse.Namespace) -> Path:
     """The path of the file, which may not exist yet."""
+    if arguments.config_file == "":
+        raise ConfigurationError(
+            "--config_file was given an empty path. Name a file, or leave it out for the usual one."
+        )
     file = arguments.config_file or os.environ.get("ACCELERATE_NB_CONFIG_FILE")
     return Path(file).expanduser() if file else hf_files.default_path(os.environ)
 
@@ -113,7 +117,7 @@ def _config_path(arguments: argparse.Namespace) -> Path:
 def _prompt(arguments: argparse.Namespace) -> int:
     given = _given(arguments)
     path = _config_path(arguments)
-    content = hf_files.read(path) if path.is_file() else {}
+    content = hf_files.read(path) if os.path.isfile(path) else {}
     # a file that requests what is not offered is not overwritten
     refuse_unsupported(content, f"The configuration file {path}")
     found = hf_keys.tpus_of(content)
@@ -130,7 +134,8 @@ def _prompt(arguments: argparse.Namespace) -> int:
         if not outlook.possible:
             raise ConfigurationError(" ".join(objection.text for objection in outlook.objections if objection.grave))
         return _written_to(_draft(path, outlook, on_tpus))
-    if not sys.stdin.isatty():
+    # Python has none where the shell closed it
+    if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigurationError(
             "The settings were to be prompted for, but there is no terminal. Pass --yes, and settings as flags "
             "(accelerate-nb config --yes --num-processes 2), or write a file for this machine with `accelerate-nb config "
@@ -210,7 +215,7 @@ def _written_to(draft: ConfigDraft, note: str = "") -> int:
 def _default(arguments: argparse.Namespace) -> int:
     given = given_settings(arguments, [setting_named("mixed_precision")])
     path = _config_path(arguments)
-    if path.exists() and not arguments.force:
+    if os.path.exists(path) and not arguments.force:
         print(f"The configuration file {path} exists already and was kept. Pass --force to overwrite it.")
         return 0
     found = probe()
@@ -220,12 +225,12 @@ def _default(arguments: argparse.Namespace) -> int:
         num_processes=max(1, found.count),
         cpu=found.count == 0,
     )
-    return _written_to(ConfigDraft(path, content, replaces=path.exists()))
+    return _written_to(ConfigDraft(path, content, replaces=os.path.exists(path)))
 
 
 def _update(arguments: argparse.Namespace) -> int:
     path = _config_path(arguments)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigurationError(
             f"The configuration file {path} was to be updated, and does not exist. Correct its path, or write one with "
             "`accelerate-nb config`."

@@ -1,5 +1,6 @@
 """`accelerate-nb config` asks, shows what it would write, and writes it whole or not at all."""
 
+import io
 import os
 import re
 import sys
@@ -137,8 +138,9 @@ def test_advice_is_printed(keyboard, capsys):
     assert "8 processes would share 2 CPU cores" in capsys.readouterr().out
 
 
-def test_without_a_terminal_the_other_ways_are_named(path, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+@pytest.mark.parametrize("stdin", [io.StringIO(), None], ids=["a pipe", "closed"])
+def test_without_a_terminal_the_other_ways_are_named(stdin, path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", stdin)
     assert main(["config"]) == 2
     message = capsys.readouterr().err
     assert "no terminal" in message
@@ -319,3 +321,10 @@ def test_the_file_stands_before_or_behind_the_command(tmp_path, capsys):
     for words in (["--config_file", str(other), "show"], ["show", "--config-file", str(other)]):
         assert main(["config", *words]) == 0
         assert str(other) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--yes"], ["default"], ["update"]])
+def test_an_empty_path_is_refused(words, path, capsys):
+    assert main(["config", *words, "--config_file", ""]) == 2
+    assert "--config_file was given an empty path. Name a file" in capsys.readouterr().err
+    assert not path.exists()
