@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from itertools import count
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn, TypeVar, get_args
-from uuid import uuid4
 from weakref import WeakValueDictionary
 
 import torch
@@ -349,22 +349,29 @@ def resolve_project(
     return found
 
 
-# It holds nothing alive.
-_objects: WeakValueDictionary[str, Any] = WeakValueDictionary()
+# By process, which a fork changes, and number. It holds nothing alive.
+_objects: WeakValueDictionary[tuple[int, int], Any] = WeakValueDictionary()
+_numbers = count()
 
 
-def stays(item: object) -> tuple[Any, ...]:
-    """The `__reduce__` of an object of this process, which loads as that object, and in other processes not at all (`StateError`)."""
+def stays(item: Any) -> tuple[Any, ...]:
+    """
+    The `__reduce__` of an object of this process, which loads as that object.
+
+    Another process loads its own one of the same number, or raises `StateError`. What is pickled is the same in each run and on
+    each rank: `datasets` makes of it the name under which it caches what a function returned.
+    """
     # at once while something is pickled for another process: arguments of a launched function, of a `Process`, of a loader's workers
     if get_spawning_popen() is not None:
         _refuse(type(item).__name__)
-    name = uuid4().hex
-    _objects[name] = item
-    return _itself, (type(item).__name__, os.getpid(), name)
+    if not hasattr(item, "_pickled_as"):
+        item._pickled_as = next(_numbers)
+    _objects[os.getpid(), item._pickled_as] = item
+    return _itself, (type(item).__name__, item._pickled_as)
 
 
-def _itself(class_name: str, pid: int, name: str) -> Any:
-    item = _objects.get(name) if pid == os.getpid() else None
+def _itself(class_name: str, number: int) -> Any:
+    item = _objects.get((os.getpid(), number))
     return _refuse(class_name) if item is None else item
 
 

@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import pickle
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -28,7 +29,19 @@ def pickled(_: Any = None) -> bytes:
     return pickle.dumps(Accelerator(cpu=True))
 
 
-def test_elsewhere_the_error_names_where_it_belongs() -> None:
+def pickled_twice() -> list[bytes]:
+    accelerators = [Accelerator(cpu=True) for _ in range(2)]
+    return [pickle.dumps(accelerator) for accelerator in accelerators * 2]
+
+
+def test_what_is_pickled_is_the_same_each_time_and_on_each_rank() -> None:
+    found, of_rank_1 = run_on_ranks(pickled_twice, 2)
+    assert found[:2] == found[2:] == of_rank_1[:2]
+    assert found[0] != found[1]
+
+
+def test_elsewhere_the_error_names_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerate_nb.runtime.accelerator.accelerator._objects", WeakValueDictionary())
     ((from_a_worker,), late) = run_on_ranks(pickled, 1), pickled()
     with pytest.raises(StateError, match="belongs to the process in which it was made"):
         pickle.loads(from_a_worker)
