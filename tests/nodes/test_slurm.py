@@ -187,7 +187,6 @@ def until_idle(slurm: dict[str, str], is_so: Callable[[], bool] = lambda: True) 
     until(lambda: is_so() and idle_nodes(slurm) == 3, timeout=40)
 
 
-@pytest.mark.timeout(400)
 def test_a_job_that_its_time_limit_stops_saves_and_goes_on_when_it_comes_again(slurm, tmp_path):
     number = submitted(slurm, tmp_path, "--nodes", "2", "--requeue")
     folder = tmp_path / "runs" / f"slurm_{number}"
