@@ -65,9 +65,10 @@ def find_executable_batch_size(
     """
     A decorator: the function is called with a batch size as its first argument, with a smaller one if memory was too small.
 
-    All processes take the smaller size when one of them must, also those that wait for it in an operation of this package;
-    one that waits in another collective (a backward of DDP) does so until that times out. Each call begins again with
-    `starting_batch_size`; after a restart of the run, with the first size that was not too large before.
+    All processes call it, equally often: a call waits until it is known whether memory was enough on each of them. All take the
+    smaller size when one of them must, also those that wait for it in an operation of this package; one that waits in another
+    collective (a backward of DDP) does so until that times out. Each call begins again with `starting_batch_size`; after a
+    restart of the run, with the first size that was not too large before.
 
     >>> @find_executable_batch_size(starting_batch_size=64)
     ... def train(batch_size): return batch_size
