@@ -1,7 +1,7 @@
 """Methods of a training step: forward, backward, clipping, accumulation."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,7 +53,7 @@ class StepMethods(AcceleratorProperties):
         settings = {**self.gradient_state.plugin_kwargs, "num_steps": gradient_accumulation_steps}
         self.gradient_state.plugin_kwargs = settings
 
-    def accumulate(self, *models: Any) -> AbstractContextManager[None]:
+    def accumulate(self, *models: Any) -> "_MicroStep":
         """
         A block for one micro-step.
 
@@ -67,13 +67,17 @@ class StepMethods(AcceleratorProperties):
         """
         return _MicroStep(self, single_models(models))
 
-    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
+    @contextmanager  # also where the strategy has nothing to do, so that the block can decorate a function
+    def no_sync(self, model: Any) -> Iterator[None]:
         """A block whose backwards keep the model's gradients to this process."""
-        return self.strategy.hold_gradients(model)
+        with self.strategy.hold_gradients(model):
+            yield
 
-    def trigger_sync_in_backward(self, model: Any) -> AbstractContextManager[Any]:
+    @contextmanager
+    def trigger_sync_in_backward(self, model: Any) -> Iterator[None]:
         """A block whose backward exchanges gradients although the forward was run in `no_sync`."""
-        return self.strategy.send_gradients(model)
+        with self.strategy.send_gradients(model):
+            yield
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """
@@ -153,9 +157,11 @@ class StepMethods(AcceleratorProperties):
         self.strategy.unscale(map(innermost, self.bundle.optimizers))
         self.strategy.clip_value(parameters, clip_value)
 
-    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+    @contextmanager
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:
         """A block in which operations choose the run's precision; for what is not in a prepared model's forward."""
-        return self.precision.autocast(autocast_handler)
+        with self.precision.autocast(autocast_handler):
+            yield
 
     @contextmanager
     def join_uneven_inputs(self, joinables: Sequence[Any], even_batches: bool | None = None) -> Any:
@@ -188,8 +194,8 @@ class StepMethods(AcceleratorProperties):
 
 
 @dataclass(eq=False, slots=True)
-class _MicroStep:
-    """A block for one micro-step; a class of its own because it is entered in every one."""
+class _MicroStep(ContextDecorator):
+    """A block for one micro-step, or a decorator of what makes one; a class of its own because it is entered in every one."""
 
     _accelerator: StepMethods
     _models: Sequence[Any]
@@ -215,8 +221,9 @@ class _MicroStep:
 
     def __exit__(self, *error: Any) -> None:
         self._accelerator._divisor = None
-        if self._held is not None:
-            self._held.__exit__(*error)
+        held, self._held = self._held, None
+        if held is not None:
+            held.__exit__(*error)
 
 
 def _loss(function: Callable[..., Tensor] | None, output: Any, targets: Any) -> Tensor:

@@ -244,6 +244,21 @@ def test_what_is_no_model_goes_on_with_the_window_and_a_model_that_is_gone_leave
     assert not windows._others
 
 
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_blocks_of_a_step_can_decorate_a_function_as_accelerates_can(precision: str) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
+    model = accelerator.prepare(nn.Linear(1, 1))
+
+    @accelerator.accumulate(model)
+    @accelerator.autocast()
+    def micro_step() -> list[Any]:
+        return [accelerator.sync_gradients, torch.is_autocast_enabled("cpu")]
+
+    assert [micro_step() for _ in range(4)] == [[False, precision == "bf16"], [True, precision == "bf16"]] * 2
+    for block in (accelerator.no_sync(model), accelerator.trigger_sync_in_backward(model)):
+        assert block(lambda: "called")() == "called"
+
+
 def left_early() -> list[Any]:
     accelerator = Accelerator(gradient_accumulation_steps=2)
     training = Training(accelerator, loader(40), loader(12))
