@@ -28,7 +28,7 @@ class LocalSGD:
     """
 
     def __init__(self, accelerator: Any, model: Module, local_sgd_steps: int, enabled: bool = True) -> None:
-        if not accelerator.strategy.copies_are_whole:
+        if enabled and not accelerator.strategy.copies_are_whole:
             raise NotYetError(
                 f"LocalSGD was requested with {accelerator.distributed_type}, which has no whole copy of the model on each "
                 "process to step by itself. Use data-parallel training (DDP), or pass enabled=False."

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from accelerate_nb import Accelerator
+from accelerate_nb import Accelerator, FullyShardedDataParallelPlugin
+from accelerate_nb.errors import NotYetError
 from accelerate_nb.local_sgd import LocalSGD
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
@@ -63,3 +64,16 @@ def fails_alone() -> tuple[bool, bool]:
 
 def test_a_process_that_fails_leaves_the_block_without_waiting_for_the_others() -> None:
     assert run_on_ranks(fails_alone, 2) == [(True, True)] * 2
+
+
+def off_with_fsdp() -> tuple[bool, bool]:
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    with pytest.raises(NotYetError, match="enabled=False"):
+        LocalSGD(accelerator, net(), 2)
+    with LocalSGD(accelerator, net(), 2, enabled=False) as local:
+        local.step()
+    return accelerator.strategy.copies_are_whole, local.enabled
+
+
+def test_where_a_process_has_no_whole_copy_it_can_be_off() -> None:
+    assert run_on_ranks(off_with_fsdp, 2) == [(False, False)] * 2
