@@ -33,6 +33,8 @@ class Rendezvous:
     backend: str | None = None
     init_method: str | None = None
     timeout: timedelta | None = None
+    # more arguments of torch's `init_process_group`: `pg_options` and `device_id`
+    others: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def join(self, environment: Mapping[str, str], store: Callable[[], dist.Store] | None = None) -> World:
         """Join the world: choose this process's device, and adopt the process group that is there, or make one over `store`'s."""
@@ -81,7 +83,15 @@ class Rendezvous:
             )
         # else NCCL takes the device of the global rank's number, and makes a communicator anew for each smaller group
         bound = {"device_id": device} if device.type == "cuda" and "nccl" in backend else {}
-        return {"backend": backend, "rank": rank, "world_size": size, **self._limit, **rendezvous, **bound}
+        return {
+            "backend": backend,
+            "rank": rank,
+            "world_size": size,
+            **self._limit,
+            **rendezvous,
+            **bound,
+            **self.others,
+        }
 
 
 def choose_device(size: int, local_rank: int, environment: Mapping[str, str], *, cpu: bool) -> torch.device:

@@ -261,13 +261,21 @@ def join(
     backend: str | None = None,
     init_method: str | None = None,
     timeout: Any = None,
-    **unknown: Any,
+    rank: int = -1,
+    world_size: int = -1,
+    **others: Any,
 ) -> World:
-    """The world, joined as these arguments say where it isn't joined yet."""
-    if unknown:
-        known = ", ".join(InitProcessGroupKwargs().to_dict())
+    """The world, joined as these arguments say where it isn't joined yet; -1 is the number that the launcher gave."""
+    if unknown := others.keys() - {"pg_options", "device_id"}:
+        known = ", ".join([*InitProcessGroupKwargs().to_dict(), "rank", "world_size", "pg_options", "device_id"])
         raise ConfigurationError(f"{', '.join(unknown)} can't be given to the process group. Known names are {known}.")
-    world = current_world(Rendezvous(cpu, backend, init_method, timeout))
+    world = current_world(Rendezvous(cpu, backend, init_method, timeout, others))
+    for name, requested, found in (("rank", rank, world.rank), ("world_size", world_size, world.size)):
+        if requested not in {-1, found}:
+            raise ConfigurationError(
+                f"{name}={requested} was requested, but this is rank {world.rank} of {world.size}, which the launcher has numbered. "
+                f"Leave {name} out."
+            )
     if cpu and world.device.type != "cpu":
         raise StateError(
             f"cpu=True was requested, but this process works on {world.device} already. "

@@ -103,7 +103,7 @@ def make_default_group(**arguments: Any) -> None:
     if (device := arguments.get("device_id")) is not None and dist.group.WORLD is not None:
         # a default group that is not the process's first has no list of its ranks, and reads past its end when it is split
         # (`groupRanks` of ProcessGroupNCCL.cpp, torch 2.11): a device mesh would end the process
-        backend: Any = dist.group.WORLD._get_backend(device)
+        backend: Any = dist.group.WORLD._get_backend(torch.device(device))
         backend.options.global_ranks_in_group = list(range(dist.get_world_size()))
 
 

@@ -1,5 +1,6 @@
 """What a process does in step with the others, or alone in their place."""
 
+import os
 from itertools import product
 from typing import Any
 
@@ -132,6 +133,23 @@ def test_what_cannot_be_is_refused_at_once_and_the_environment_is_obeyed(monkeyp
     assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("bf16", 3)
     assert accelerator.device == torch.device("cpu")
     accelerator.end_training()
+
+
+def states_with_arguments_of_the_group() -> list[Any]:
+    size = int(os.environ["WORLD_SIZE"])
+    others = [("rank", size), ("world_size", size + 1)]
+    for name, number in others:
+        with pytest.raises(ConfigurationError, match=f"{name}={number} was requested, but this is rank . of {size}"):
+            PartialState(cpu=True, **{name: number})
+    with pytest.raises(ConfigurationError, match=r"ranks can't be given .* rank, world_size, pg_options"):
+        PartialState(cpu=True, ranks=1)
+    state = PartialState(cpu=True, rank=int(os.environ["RANK"]), world_size=size, pg_options=None)
+    return [state.process_index, state.num_processes]
+
+
+@pytest.mark.parametrize("size", ONE_OR_TWO)
+def test_a_state_takes_the_arguments_of_the_process_group_and_checks_its_numbers(size: int) -> None:
+    assert run_on_ranks(states_with_arguments_of_the_group, size) == [[rank, size] for rank in range(size)]
 
 
 def assigned() -> list[Any]:

@@ -123,6 +123,9 @@ def test_nccl_is_given_the_device_of_the_rank_and_other_backends_are_not() -> No
 
     assert device_id("cuda:1") == device_id("cuda:1", "cpu:gloo,cuda:nccl") == torch.device("cuda", 1)
     assert device_id("cuda:1", "gloo") is device_id("cpu") is None
+    given = {"device_id": torch.device("cuda", 3), "pg_options": object()}
+    arguments = Rendezvous(others=given)._group_arguments(3, 4, torch.device("cuda:1"), None)
+    assert arguments.items() >= given.items()
 
 
 def test_the_ranks_of_a_pod_meet_at_the_machine_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
