@@ -148,6 +148,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
 
     def _join(self, cpu: bool, precision: str) -> None:
         """Join the world; its state gets the names of the precision and of the compiler."""
+        registry.forget_ended()
         self._world = join(cpu=cpu, **({} if self.init_handler is None else self.init_handler.requested()))
         self.state = AcceleratorState(precision, cpu, self.compiling, _from_accelerator=True)
         if self.compiling.backend != DynamoBackend.NO and precision == "no" and self._world.device.type == "cuda":
@@ -232,7 +233,11 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         return self.free_memory(*objects)
 
     def end_training(self) -> None:
-        """The training is over: trackers keep what was logged, and the next `Accelerator` of this process begins a new one."""
+        """
+        The training is over: trackers keep what was logged, and the next `Accelerator` of this process begins a new one.
+
+        Until then this one can still save, print and gather; models that were prepared on several processes don't go on.
+        """
         try:
             self.world.report_deferred()
             self._finish_trackers()
@@ -240,7 +245,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         finally:
             self.strategy.close()
             if self.world.backend is not None or registry.is_joined():
-                registry.forget()
+                registry.end()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:
         return self  # the copies of an object that refers to it (a Trainer) belong to the same process

@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.runtime.world.registry import current_world, is_joined
+from accelerate_nb.runtime.world.registry import current_world, is_known, reconnect
 
 # As Accelerate counts: the caller of `log` is recorded as the writer, unless `stacklevel` is passed.
 _CALLER_OF_LOG = 2
@@ -32,7 +32,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # P
 
     def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Write a line, if it is this process's to write."""
-        if not is_joined():
+        if not is_known():
             raise StateError(
                 "You must initialize the accelerate state by calling either `PartialState()` or `Accelerator()` before "
                 "using the logging utility: the rank of a line is not known before that."
@@ -47,6 +47,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # P
             if world.is_main or not main_process_only:
                 self.logger.log(level, msg, *args, **kwargs)
             return
+        reconnect()
         for rank in range(world.size):
             if rank == world.rank:
                 self.logger.log(level, msg, *args, **kwargs)

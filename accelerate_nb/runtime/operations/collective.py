@@ -15,7 +15,7 @@ from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, a
 from accelerate_nb.runtime.operations.nested import description, tensors_of, with_leaves
 from accelerate_nb.runtime.operations.transfer import TensorMover
 from accelerate_nb.runtime.world.mesh import Axis
-from accelerate_nb.runtime.world.registry import along, current_world
+from accelerate_nb.runtime.world.registry import along, connected_world
 from accelerate_nb.runtime.world.state import AcceleratorState, PartialState
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.collectives import mover_through
@@ -143,7 +143,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
             "A nested tensor can't be padded: it has many lengths. It is left as it is; use `to_padded_tensor` first.",
             CannotPadNestedTensorWarning,
         )
-    world = current_world()
+    world = connected_world()
     if world.size == 1:
         return tensor
     lengths = [None if leaf.is_nested or not -leaf.ndim <= dim < leaf.ndim else leaf.shape[dim] for leaf in leaves]
@@ -176,13 +176,13 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
 
 def is_anywhere(value: bool) -> bool:
     """Whether something is true on some process; all of them call it."""
-    world = current_world()
+    world = connected_world()
     return value if world.size == 1 else any(_gather_values(world, "is_anywhere", value))
 
 
 def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
     """The tensor that one process has, on all of them; the others pass `None`."""
-    world = current_world()
+    world = connected_world()
     holder, shape, dtype = _single_holder(world, "copy_tensor_to_devices", tensor)
     if world.size == 1:
         assert tensor is not None
@@ -203,7 +203,7 @@ def gather_tensor_shape(tensor: Tensor | None) -> tuple[Tensor, int]:
 
     The others pass `None`. `TENSOR_INT_TO_DTYPE` has the types by their numbers; one that has none is an `OperationError`.
     """
-    world = current_world()
+    world = connected_world()
     _, shape, dtype = _single_holder(world, "gather_tensor_shape", tensor)
     if dtype not in TENSOR_TYPE_TO_INT:
         raise OperationError(

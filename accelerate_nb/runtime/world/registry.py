@@ -112,6 +112,9 @@ class _WorldState:
     """The world that this process has joined, and what goes with it."""
 
     world: World | None = None
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    # its training is over, and with it the process group that was made here; the world is still known
+    is_ended: bool = False
     made_group: bool = False
     store: dist.Store | None = None
     joins: int = 0
@@ -146,7 +149,7 @@ def current_world(rendezvous: Rendezvous | None = None) -> World:
     if _held.world is None or _is_stale():
         _leave_behind()
         _claim()
-        rendezvous = rendezvous or Rendezvous()
+        _held.rendezvous = rendezvous = rendezvous or Rendezvous()
         existed = dist.is_available() and dist.is_initialized()
         _held.world = rendezvous.join(os.environ, partial(_next_store, rendezvous))
         _held.made_group = _held.world.backend is not None and (_held.made_group or not existed)
@@ -155,9 +158,27 @@ def current_world(rendezvous: Rendezvous | None = None) -> World:
     return _held.world
 
 
-def is_joined() -> bool:
-    """Whether this process has a world already; the call does not join one."""
+def connected_world() -> World:
+    """This process's world with its process group; all processes call it."""
+    reconnect()
+    return current_world()
+
+
+def reconnect() -> None:
+    """Make the process group anew where `end` has ended it; all processes call it."""
+    if is_known() and _held.is_ended and current_world().size > 1 and not dist.is_initialized():
+        _held.rendezvous.join(os.environ, partial(_next_store, _held.rendezvous))
+        _held.made_group = True
+
+
+def is_known() -> bool:
+    """Whether this process has a world, also one whose training has ended; the call does not join one."""
     return _held.world is not None and not _is_stale()
+
+
+def is_joined() -> bool:
+    """Whether this process has a world whose training goes on; the call does not join one."""
+    return is_known() and not _held.is_ended
 
 
 def has_own_store() -> bool:
@@ -182,14 +203,27 @@ def be_a_group(world: World) -> None:
     at_world_exit(dist.destroy_process_group)
 
 
-def forget() -> None:
-    """Leave the world, so that the next call joins a new one; a process group that was made here ends."""
+def end() -> None:
+    """End the process group that was made here; the world stays known until the next `Accelerator` joins a new one."""
     if _held.made_group and _held.pid == os.getpid() and dist.is_initialized():
         for callback in _held.exit_callbacks:
             callback()
         dist.destroy_process_group()
     _held.made_group = False
+    _held.axis_groups = {}
+    _held.is_ended = True
+
+
+def forget() -> None:
+    """Leave the world, so that the next call joins a new one; a process group that was made here ends."""
+    end()
     _leave_behind()
+
+
+def forget_ended() -> None:
+    """Leave a world whose training has ended."""
+    if _held.is_ended:
+        forget()
 
 
 def use_mesh(mesh: Mesh) -> World:
@@ -207,7 +241,7 @@ def along(axis: Axis) -> World:
 
     All processes call it, since the first call for an axis makes its process groups.
     """
-    world = current_world()
+    world = connected_world()
     if axis is None:
         return world
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
@@ -254,11 +288,12 @@ def _is_stale() -> bool:
     if _held.pid != os.getpid():
         # A forked worker was given a rank of its own; a data loader's child was not, and shares its parent's world.
         return _held.contract != _contract()
-    return _held.world.backend is not None and not dist.is_initialized()
+    return _held.world.backend is not None and not _held.is_ended and not dist.is_initialized()
 
 
 def _leave_behind() -> None:
     _held.world = None
+    _held.is_ended = False
     _held.exit_callbacks = []
     _held.axis_groups = {}
     _held.shared = {}

@@ -80,6 +80,7 @@ class ProcessMethods:
         """Wait until every process has called this."""
         # a process that goes on alone, to save for example, must not begin what all devices have to compute together
         self.world.settle()
+        registry.reconnect()
         self.world.barrier()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -104,6 +105,7 @@ class ProcessMethods:
         yield from self._goes_first(self.world.is_local_main)
 
     def _goes_first(self, first: bool) -> Iterator[None]:
+        registry.reconnect()
         if not first:
             self.world.barrier()
         try:

@@ -2,15 +2,19 @@
 
 import os
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from accelerate_nb import Accelerator, PartialState
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.state import AcceleratorState, GradientState
+from accelerate_nb.logging import get_logger
+from accelerate_nb.runtime.world.registry import is_joined
+from accelerate_nb.state import AcceleratorState, GradientState, is_initialized
 from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.data.loaders import plain
 
@@ -77,8 +81,8 @@ def states_after_the_end() -> list[Any]:
     first = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4)
     before = [AcceleratorState().mixed_precision, GradientState().num_steps]
     first.end_training()
-    assert first.is_main_process in (True, False)  # what it knew it still knows
-    assert (PartialState._shared_state, AcceleratorState._shared_state, GradientState._shared_state) == ({}, {}, {})
+    assert (is_initialized(), is_joined(), dist.is_initialized()) == (True, False, False)
+    before.append(AcceleratorState().mixed_precision)  # what it knew it still knows
     second = Accelerator()
     total = second.reduce(torch.ones(1)).item()
     after = [AcceleratorState().mixed_precision, second.gradient_accumulation_steps, second.num_processes]
@@ -88,7 +92,49 @@ def states_after_the_end() -> list[Any]:
 
 @pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_after_the_end_a_new_accelerator_begins_anew(size: int) -> None:
-    assert run_on_ranks(states_after_the_end, size) == [["bf16", 4, "no", 1, size, float(size)]] * size
+    assert run_on_ranks(states_after_the_end, size) == [["bf16", 4, "bf16", "no", 1, size, float(size)]] * size
+
+
+def goes_on_after_the_end(folder: Path) -> list[Any]:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    accelerator.end_training()
+    if PartialState().is_main_process:
+        get_logger("of a test").info("done")
+        accelerator.save(accelerator.unwrap_model(model).state_dict(), folder / "weights.bin")
+    assert not dist.is_initialized()  # what one process does alone waits for no other
+    accelerator.wait_for_everyone()
+    with accelerator.main_process_first():
+        found = [path.name for path in folder.iterdir()]
+    gathered = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+    accelerator.save_state(str(folder / "state"))
+    accelerator.end_training()
+    assert not dist.is_initialized()
+    return [found, gathered, (folder / "state").is_dir(), Accelerator(cpu=True).num_processes]
+
+
+@pytest.mark.parametrize("size", ONE_OR_TWO)
+def test_after_the_end_an_accelerator_saves_logs_waits_and_gathers(tmp_path: Path, size: int) -> None:
+    found = run_on_ranks(goes_on_after_the_end, size, tmp_path)
+    assert found == [[["weights.bin"], [*range(size)], True, size]] * size
+
+
+def test_a_loop_that_runs_again_after_the_end_accumulates_as_before() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters()), torch.utils.data.DataLoader(torch.ones(8, 1))
+    )
+    steps = []
+    for _ in range(2):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+                steps.append(accelerator.sync_gradients)
+        accelerator.end_training()
+    assert steps == [False, False, False, True] * 4
 
 
 def state_resets() -> None:
