@@ -1,4 +1,4 @@
-"""The notebook's random states: a worker starts from them, as a forked process would."""
+"""The notebook's random states and settings of torch: a worker starts from them, as a forked process would."""
 
 import random
 import sys
@@ -49,3 +49,36 @@ def current_random_states(*, gpus: bool = False) -> RandomStates:
         cuda=torch.cuda.get_rng_state_all() if touched and torch is not None else None,
         tpu=random_state() if gpus else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSettings:
+    """The type of new tensors and how torch computes, where the notebook has set that."""
+
+    dtype: Any
+    # whether algorithms are deterministic, and whether others only warn
+    deterministic: tuple[bool, bool]
+    matmul_precision: str
+    # cuDNN's `benchmark` and `deterministic`
+    cudnn: tuple[bool, bool]
+
+    def install(self) -> None:
+        import torch
+
+        torch.set_default_dtype(self.dtype)
+        torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
+        if self.matmul_precision != torch.get_float32_matmul_precision():
+            torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = self.cudnn
+
+
+def current_torch_settings() -> TorchSettings | None:
+    """The settings of this process; `None` where torch is not imported, or has its defaults."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    found = TorchSettings(torch.get_default_dtype(), deterministic, torch.get_float32_matmul_precision(), cudnn)
+    is_usual = found == TorchSettings(torch.float32, (False, False), "highest", (False, False))
+    return None if is_usual else found

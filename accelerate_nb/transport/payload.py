@@ -10,7 +10,7 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.rank.rng_state import RandomStates, current_random_states
+from accelerate_nb.rank.rng_state import RandomStates, current_random_states, current_torch_settings
 from accelerate_nb.sources.cells import CellSources, current_sources, name_in_warnings
 from accelerate_nb.transport.logging_state import current_logging
 from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
@@ -127,10 +127,10 @@ class PackedCall:
         _, *pickled = map_entries(self.descriptors[0])
         self.sources.install()
         TransferredFd.descriptors = self.descriptors
-        states, logging_state, call, names = load(pickled)
+        *states, call, names = load(pickled)
         install_main(names)
-        states.install()
-        logging_state.install()
+        for state in filter(None, states):
+            state.install()
         unpacked: Callable[[], Any] = call
         return unpacked
 
@@ -164,7 +164,8 @@ def pack(call: FunctionCall) -> PackedCall:
     try:
         names: dict[str, Any] = {}
         try:
-            entries = dump((current_random_states(), current_logging(), call, names), names)
+            states = (current_random_states(), current_torch_settings(), current_logging())
+            entries = dump((*states, call, names), names)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
             raise explain(call.parts(), error, sources) from None
         head = {"lines": dict(sources.lines), "numbers": dict(sources.numbers)}

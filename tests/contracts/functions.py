@@ -29,12 +29,24 @@ def facts(*args, **kwargs):
         "kwargs": kwargs,
         "environment": dict(os.environ),
         "drawn": drawn,
+        "torch": torch_settings(),
         "folder": os.getcwd(),
         "path": list(sys.path),
         "thread": threading.current_thread() is threading.main_thread(),
         "session": os.getsid(0),
         "pid": os.getpid(),
     }
+
+
+def torch_settings():
+    """What changes the numbers that torch computes."""
+    cudnn = torch.backends.cudnn
+    return (
+        str(torch.get_default_dtype()),
+        (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        torch.get_float32_matmul_precision(),
+        (cudnn.benchmark, cudnn.deterministic),
+    )
 
 
 def rank():

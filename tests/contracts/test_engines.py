@@ -19,7 +19,23 @@ from tests.contracts.places import wait_for_ranks
 
 
 @pytest.fixture(scope="module")
-def facts_run(engine):
+def torch_settings():
+    """Other settings of torch than the usual ones, while a module runs."""
+    cudnn = torch.backends.cudnn
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_float32_matmul_precision("high")
+    cudnn.benchmark = cudnn.deterministic = True
+    found = functions.torch_settings()
+    yield found
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+    cudnn.benchmark = cudnn.deterministic = False
+
+
+@pytest.fixture(scope="module")
+def facts_run(engine, torch_settings):
     """One run that tells what its workers found: the run, and what it ought to have found."""
     random.seed(7)
     np.random.seed(7)
@@ -87,13 +103,16 @@ def test_workers_know_their_place_by_torchruns_variables(isolated, facts_run):
     assert len(meetings) == 1
 
 
-def test_workers_find_the_arguments_the_folder_the_path_and_the_random_states_of_the_notebook(engine, facts_run):
+def test_workers_find_the_arguments_folder_path_random_states_and_torch_settings_of_the_notebook(
+    engine, facts_run, torch_settings
+):
     run, expected = facts_run
     assert len(run.results) == engine.size
     for found in run.results:
         assert (found["args"], found["kwargs"]) == ((1, "two"), {"three": [3]})
         assert (found["folder"], found["path"], found["thread"]) == (os.getcwd(), sys.path, True)
         assert found["drawn"] == expected
+        assert found["torch"] == torch_settings
 
 
 def test_each_worker_leads_a_session_of_its_own(isolated, facts_run):
