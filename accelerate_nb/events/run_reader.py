@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 from msgspec import structs
 
@@ -20,6 +20,9 @@ from accelerate_nb.events.line_reader import LineClassifier, shown_lines
 from accelerate_nb.events.run_folder import ATTEMPT_FOLDER, folders, is_drawable, is_over, status_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
+
+# How a person names a run: by its number in the list of runs, its name, its folder, or what the library has of these.
+RunName: TypeAlias = "int | str | os.PathLike[str]"
 
 # More ranks no run has; a time after this, in seconds since 1970, is none.
 MOST_RANKS = 100_000
@@ -337,9 +340,9 @@ def _number(value: object, otherwise: float) -> float:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else otherwise
 
 
-def find_run(word: str | os.PathLike[str], parent: Path) -> SavedRun:
+def find_run(word: RunName, parent: Path) -> SavedRun:
     """The run that a word means in `parent`, or a path; raises `ConfigurationError` where it means none, or several."""
-    text = os.fspath(word)
+    text = str(word) if isinstance(word, int) else os.fspath(word)
     if os.sep in text and (by_path := kept_run(Path(text).expanduser().absolute())) is not None:
         return by_path
     every = kept_runs(parent)
@@ -362,7 +365,7 @@ def find_run(word: str | os.PathLike[str], parent: Path) -> SavedRun:
     )
 
 
-def find_runs(words: Sequence[str | os.PathLike[str]], parent: Path, most: int) -> list[SavedRun]:
+def find_runs(words: Sequence[RunName], parent: Path, most: int) -> list[SavedRun]:
     """The runs that words mean, in their order: two different ones to `most`; raises `ConfigurationError` for any other number."""
     found = {run.folder.resolve(): run for run in (find_run(word, parent) for word in words)}
     if not 2 <= len(found) <= most:

@@ -34,6 +34,7 @@ from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import ProfileSteps, RankMessage
 from accelerate_nb.transport.payload import Payload
+from accelerate_nb.transport.worker_spec import current_folder
 
 # Errors that another attempt would meet again, by the names of their classes (a subclass is one, too), with the reason.
 NEVER_HEALS: dict[str, str] = {
@@ -273,7 +274,7 @@ class Conductor:
             self.run_context.take(StateChange(None, "running", time.time(), self.facts.why))
             kind, environment = self._placement.kind, {**os.environ, **self._placement.shows}
             with monitor_resources(
-                self.view, lambda: self.ranks_here, kind, environment, [self.facts.folder, Path.cwd()]
+                self.view, lambda: self.ranks_here, kind, environment, [self.facts.folder, Path(current_folder())]
             ):
                 self.rank_results = self._worker_groups()
         except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from accelerate_nb.config.hf_files import configured_runs_folder
-from accelerate_nb.events.run_reader import SavedRun, find_run, find_runs, kept_runs
+from accelerate_nb.events.run_reader import RunName, SavedRun, find_run, find_runs, kept_runs
 from accelerate_nb.launching.detached.control import RemoteConductor
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
@@ -62,16 +62,16 @@ def _shows_widgets() -> bool:
 @overload
 def runs(*, folder: str | os.PathLike[str] | None = None) -> RunTable: ...
 @overload
-def runs(first: str | os.PathLike[str], /, *, folder: str | os.PathLike[str] | None = None) -> RunTable: ...
+def runs(first: RunName, /, *, folder: str | os.PathLike[str] | None = None) -> RunTable: ...
 @overload
 def runs(
-    first: str | os.PathLike[str],
-    second: str | os.PathLike[str],
+    first: RunName,
+    second: RunName,
     /,
-    *more: str | os.PathLike[str],
+    *more: RunName,
     folder: str | os.PathLike[str] | None = None,
 ) -> ComparedRuns: ...
-def runs(*names: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> RunTable | ComparedRuns:
+def runs(*names: RunName, folder: str | os.PathLike[str] | None = None) -> RunTable | ComparedRuns:
     """
     All runs that are kept, the newest first: a table in a notebook, and a sequence of `SavedRun`. With names: these runs compared.
 
@@ -88,7 +88,7 @@ def runs(*names: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     >>> runs("2", "1")
     """
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    if len(names) == 1 and folder is None:
+    if len(names) == 1 and folder is None and not isinstance(names[0], int):
         # the parent of the runs' folders, as the only argument was until there were names
         return ListedRuns(kept_runs(_parent(names[0])))
     if names:
@@ -96,16 +96,14 @@ def runs(*names: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     return ListedRuns(kept_runs(_parent(folder)))
 
 
-def compared_runs(
-    names: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str] | None = None
-) -> ComparedRuns:
+def compared_runs(names: Sequence[RunName], folder: str | os.PathLike[str] | None = None) -> ComparedRuns:
     """The comparison of the runs of these names; raises `ConfigurationError` where a name means none, or several."""
     __tracebackhide__ = True
     return ComparedRuns(compare(find_runs(names, _parent(folder), MOST_RUNS)))
 
 
 def attach(
-    run: str | os.PathLike[str] | SavedRun | Run | None = None,
+    run: RunName | SavedRun | Run | None = None,
     *,
     panel: bool | str | None = None,
     report: str | None = None,
@@ -138,7 +136,7 @@ def attach(
     return attached
 
 
-def _found(run: str | os.PathLike[str] | None, parent: Path) -> SavedRun:
+def _found(run: RunName | None, parent: Path) -> SavedRun:
     __tracebackhide__ = True
     if run is not None:
         return find_run(run, parent)

@@ -101,12 +101,36 @@ def current_environment(more: Mapping[str, str], threads: int | None) -> Process
     """The state of this process, with `more` in the environment, which wins over variables of the same names."""
     return ProcessEnvironment(
         environ={**os.environ, **more},
-        folder=os.getcwd(),
-        path=tuple(sys.path),
-        argv=tuple(sys.argv),
+        folder=current_folder(),
+        path=tuple(filter(_is_text, sys.path)),
+        argv=tuple(map(str, sys.argv)),
         authkey=bytes(process.current_process().authkey).hex(),
         threads=threads,
     )
+
+
+def current_folder() -> str:
+    """The folder that this process is in; empty where it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def _is_text(entry: object) -> bool:
+    """Whether an entry of `sys.path` counts: Python's own import leaves out what is no text, such as a `Path`."""
+    return isinstance(entry, str)
+
+
+def python_command(module: str) -> list[str]:
+    """The command of a new Python that runs a module, with Python's own modules even where the current folder has some of their names."""
+    # Python 3.10 always looks into the current folder first
+    return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", module]
+
+
+def python_path() -> str:
+    """This process's `sys.path`, as PYTHONPATH of a new Python."""
+    return os.pathsep.join(entry for entry in sys.path if _is_text(entry) and entry)
 
 
 @dataclass(frozen=True, slots=True)

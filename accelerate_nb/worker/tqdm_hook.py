@@ -64,7 +64,7 @@ def _report_bars(module: Any, process: int) -> None:
     @functools.wraps(postfix)
     def set_postfix(bar: Any, ordered_dict: Any = None, refresh: bool = True, **kwargs: Any) -> Any:
         # as they are: the text beside the bar has three digits of them
-        setattr(bar, _NUMBERS, {**(ordered_dict or {}), **kwargs})
+        setattr(bar, _NUMBERS, {**dict(ordered_dict or ()), **kwargs})
         return postfix(bar, ordered_dict, refresh, **kwargs)
 
     tqdm.status_printer = staticmethod(status_printer)

@@ -2,8 +2,11 @@
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,3 +87,27 @@ def test_workers_that_are_not_forked_yet_end_with_the_others(how: Stop) -> None:
     run.request_stop(how)
     assert run.wait_until_over(60)
     assert run.view.state == "stopped"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks into the current folder first")
+@pytest.mark.parametrize("settings", [{}, {"start_method": "spawn"}, {"detach": True}], ids=str)
+def test_the_current_folder_s_files_are_not_python_s_own_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    for name in ("token", "random"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    engine.cool()
+    assert launch(int, ("7",), **ONE, **settings, folder=tmp_path / "runs").wait(60) == 7
+
+
+def test_entries_that_are_no_text_and_a_folder_that_is_gone_are_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    monkeypatch.setattr(sys, "argv", ["x", 3])
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    engine.cool()
+    assert notebook_launcher(int, ("7",), **ONE) == 7

@@ -150,7 +150,7 @@ def relabelled():
         time.sleep(0.11)
         bar.set_description(f"epoch {step}")
         time.sleep(0.11)
-        bar.set_postfix(loss=step / 2)
+        bar.set_postfix([("loss", step / 2)])
     bar.close()
 
 

@@ -36,6 +36,7 @@ from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file, read_entries, write_entries
 from accelerate_nb.transport.messages import LaunchFailed, RunStarted, ShowText
 from accelerate_nb.transport.serializer import dump, load
+from accelerate_nb.transport.worker_spec import python_command, python_path
 
 # How long a run host may take until processes can attach to its run, beside the wait for its nodes.
 _START_TIMEOUT = 60.0
@@ -80,7 +81,7 @@ def _start_run_host(run_request: RunRequest, machines: Sequence[HandedMachine]) 
         write_entries(descriptor, dump((run_request, offer, machines)))
         payload = run_request.plan.payload
         process = subprocess.Popen(
-            [sys.executable, "-m", "accelerate_nb.launching.detached.run_host", str(descriptor), str(far.fileno())],
+            [*python_command("accelerate_nb.launching.detached.run_host"), str(descriptor), str(far.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=(log := (run_request.folder / "host.log").open("ab")),
@@ -89,7 +90,7 @@ def _start_run_host(run_request: RunRequest, machines: Sequence[HandedMachine]) 
                 *(() if offer is None else (offer.control, offer.log)),
             ],
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": python_path()},
         )
     finally:
         far.close()

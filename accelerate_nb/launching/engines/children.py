@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 from accelerate_nb.transport.channel import frame
 from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.worker_spec import LocalWorker
+from accelerate_nb.transport.worker_spec import LocalWorker, python_command, python_path
 from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import kill_sessions
 
@@ -124,10 +124,10 @@ def spawn_workers(workers: Sequence[LocalWorker]) -> ChildProcesses:
         reader, writer = os.pipe()
         spec, descriptors = worker.spec, worker.descriptors.all()
         environ = {**spec.process_environment.environ, **spec.rank_info.environ()}
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        environ["PYTHONPATH"] = python_path()
         with os.fdopen(writer, "wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "accelerate_nb.worker.main", str(reader)],
+                [*python_command("accelerate_nb.worker.main"), str(reader)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[reader, *descriptors],
                 start_new_session=True,

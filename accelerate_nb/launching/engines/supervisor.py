@@ -27,7 +27,7 @@ from accelerate_nb.supervisor.main import BROKEN, UNFIT
 from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.worker_spec import LocalWorker
+from accelerate_nb.transport.worker_spec import LocalWorker, current_folder, python_command, python_path
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.process_session import kill_sessions
 
@@ -77,13 +77,15 @@ class SupervisorHandle:
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         arguments = [str(far.fileno()), str(parent), ",".join(loaded)]
         process = psutil.Popen(
-            [sys.executable, "-m", "accelerate_nb.supervisor.main", *arguments],
+            [*python_command("accelerate_nb.supervisor.main"), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             pass_fds=[far.fileno()],
             start_new_session=True,
-            env={**os.environ, **_FORKABLE, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            # torch can't be imported in a folder that was removed
+            cwd=current_folder() or "/",
+            env={**os.environ, **_FORKABLE, "PYTHONPATH": python_path()},
         )
         far.close()
         return cls(process, Channel(near), log, loaded)

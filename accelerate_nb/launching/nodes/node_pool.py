@@ -26,7 +26,7 @@ from accelerate_nb.launching.planning.placement import Host
 from accelerate_nb.transport.channel import Channel, Reply, is_ready
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import ListenToPeers, Message, NodeFacts, PeerEndpoint, QueryNode
-from accelerate_nb.transport.worker_spec import LOOPBACK, NetworkAddress
+from accelerate_nb.transport.worker_spec import LOOPBACK, NetworkAddress, python_command, python_path
 
 # How long a new agent may take until it replies for the first time, in seconds.
 _START_TIMEOUT = 60.0
@@ -114,13 +114,13 @@ class LocalNodes(NodeEngine):
         output = memory_file("accelerate_nb_agent")
         with far:
             process = subprocess.Popen(
-                [sys.executable, "-m", "accelerate_nb.launching.node_agent.agent_process", str(far.fileno()), LOOPBACK],
+                [*python_command("accelerate_nb.launching.node_agent.agent_process"), str(far.fileno()), LOOPBACK],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=[far.fileno()],
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, "PYTHONPATH": python_path()},
             )
         return PlacedAgent(Channel(near), process, output)
 

@@ -92,7 +92,7 @@ def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_find
     assert are_gone(processes)
     assert not (of_run / "control.sock").exists()
     # it is over, and its results stay
-    again = attach(of_run.name, folder=folder, panel=False)
+    again = attach(1, folder=folder, panel=False)
     assert again.done
     assert again.results == [(0, 6), (1, 6)]
     assert "finished" in repr(runs(folder))
