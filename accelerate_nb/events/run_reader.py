@@ -22,7 +22,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
 
 # How a person names a run: by its number in the list of runs, its name, its folder, or what the library has of these.
-RunName: TypeAlias = "int | str | os.PathLike[str]"
+RunName: TypeAlias = int | str | os.PathLike[str]
 
 # More ranks no run has; a time after this, in seconds since 1970, is none.
 MOST_RANKS = 100_000
