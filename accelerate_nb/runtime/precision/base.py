@@ -147,7 +147,7 @@ class FP16(BF16):
 
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:
         """Divide the gradients of these optimizers by the factor, once between two backwards."""
-        for optimizer in optimizers:
+        for optimizer in optimizers if self.scaler.is_enabled() else ():
             if id(optimizer) not in self._unscaled:
                 self.scaler.unscale_(optimizer)
                 self._unscaled[id(optimizer)] = optimizer
@@ -155,6 +155,8 @@ class FP16(BF16):
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         """Step unless a gradient overflowed, then adapt the factor; returns whether the optimizer stepped."""
         has_stepped = scaled_step(self.scaler, optimizer, closure)
+        if not self.scaler.is_enabled():
+            return has_stepped
         self._unscaled.pop(id(optimizer), None)
         # The scaler's update forgets what was unscaled, also for an optimizer that has its step still before it.
         waiting = {key: state for key, state in self.scaler._per_optimizer_states.items() if key in self._unscaled}
@@ -164,8 +166,9 @@ class FP16(BF16):
 
     def reset(self, optimizer: Optimizer) -> None:
         """New gradients will be scaled ones."""
-        self._unscaled.pop(id(optimizer), None)
-        self.scaler._per_optimizer_states.pop(id(optimizer), None)
+        if self.scaler.is_enabled():
+            self._unscaled.pop(id(optimizer), None)
+            self.scaler._per_optimizer_states.pop(id(optimizer), None)
 
 
 def scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:

@@ -93,6 +93,19 @@ def test_clipping_for_one_optimizer_leaves_the_next_backward_of_another_scaled()
     assert [weight.item() for weight in weights] == [0.0, 0.0]
 
 
+def test_scaling_can_be_turned_off() -> None:
+    off = GradScalerKwargs(enabled=False)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[off])
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
+    for _ in range(2):
+        accelerator.backward((3 * weight).sum())
+        assert accelerator.clip_grad_norm_([weight], 1.0) == 3
+        optimizer.step()
+        optimizer.zero_grad()
+    assert weight.item() == pytest.approx(-1)
+
+
 @pytest.mark.parametrize("precision", [None, "no", "fp16"])
 def test_an_optimizer_steps_through_the_scaler_that_it_was_given(precision: str | None) -> None:
     scaler, weight = torch.amp.GradScaler("cpu", init_scale=SCALE), nn.Parameter(torch.ones(1))
