@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.run_config import RunConfig, differing
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StoppedError, WorkerError
 from accelerate_nb.events.event_types import Event, ProfileRequested, Restart, State, StateChange, cause
@@ -401,7 +402,8 @@ class Conductor:
             self._nodes.leave(detail or why or f"its run has {state}")
             if self._payload is not None:
                 self._payload.close()
-            prune(self.facts.folder.parent)
+            if self.facts.folder.parent == runs_folder(os.environ):
+                prune(self.facts.folder.parent)
             supervisor.preload(module for rank_result in self.rank_results for module in rank_result.modules)
         finally:
             self._worker_group = None

@@ -1,6 +1,7 @@
 """Workers find in their environment what the settings of their launch say, and compute so."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from accelerate import Accelerator as TheirAccelerator
 from accelerate_nb import Accelerator, notebook_launcher
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices.probe import AvailableDevices
+from accelerate_nb.events.run_folder import KEPT_RUNS
 from accelerate_nb.launching.launcher import environment, worker_threads
 from accelerate_nb.launching.planning.placement import choose
 
@@ -48,3 +50,19 @@ def test_workers_are_shown_the_accelerators_that_were_named_and_no_others(monkey
     assert choice.size == 2
     assert variables["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert variables["ACCELERATE_CPU_AFFINITY"] == "true"
+
+
+@pytest.mark.parametrize("of_user", [True, False])
+def test_old_runs_are_removed_from_the_cache_and_from_no_folder_of_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_user: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("ACCELERATE_NB_FOLDER", raising=False)
+    folder = tmp_path / ("sweep" if of_user else "accelerate_nb_runs")
+    made = [folder / f"2020-01-01_{number:06}_train" for number in range(KEPT_RUNS)]
+    for old in made:
+        old.mkdir(parents=True)
+        (old / "status.json").touch()
+    settings = {"folder": str(folder)} if of_user else {}
+    assert notebook_launcher(int, ("7",), engine="inline", **settings) == 7
+    assert [old.exists() for old in made] == [of_user, *[True] * (KEPT_RUNS - 1)]
