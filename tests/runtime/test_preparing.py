@@ -282,7 +282,9 @@ def test_an_optimizer_may_update_weights_in_a_backward_of_its_own() -> None:
     parameter = nn.Parameter(torch.ones(1))
     with pytest.raises(StateError, match="no LOMO optimizer is prepared"):
         accelerator.lomo_backward(parameter.sum(), 0.5)
+    assert not accelerator.has_lomo_optimizer
     optimizer = accelerator.prepare(UpdatesInBackward([parameter]))
+    assert accelerator.has_lomo_optimizer
     accelerator.backward(parameter.sum(), learning_rate=0.5)
     optimizer.step()
     optimizer.zero_grad()

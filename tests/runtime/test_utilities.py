@@ -424,8 +424,17 @@ def asking(peer: Peer, folder: str) -> dict[str, Any]:
     spread[1].hf_device_map = {"a": 0, "b": "cpu"}
     seen["map"] += [accelerator.verify_device_map(spread)]
     accelerator.step = 5
+    for name in ("fp8", "ao", "te", "msamp"):
+        seen[f"{name} recipe"] = getattr(accelerator, f"{name}_recipe_handler")
+    seen["flags"] = [accelerator.has_fp8_handler, accelerator.fp8_enabled, accelerator.delayed_fp8_autocast]
+    seen["flags"] += [accelerator.has_lomo_optimizer]
     seen["cleared"] = [accelerator.clear(*prepared), accelerator.step]
     seen["cleared"] += [accelerator._models, accelerator._schedulers, accelerator._dataloaders]
+    accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._dataloaders = [], [], [], []
+    accelerator._custom_objects = [prepared[0]]
+    seen["assigned"] = [accelerator._models, len(accelerator._custom_objects), len(accelerator._dataloaders)]
+    accelerator.prepare(DataLoader([1.0]))
+    seen["assigned"] += [len(accelerator._dataloaders)]
     seen["copied"] = copy.deepcopy(accelerator) is accelerator
     state = accelerator.state
     seen["state"] = [state.fork_launched, state.is_fsdp2, answer(state.get_deepspeed_plugin, "a")]
@@ -439,6 +448,16 @@ def test_an_accelerator_has_what_others_look_for(tmp_path: Path) -> None:
     both = under_both(asking, 1, str(tmp_path))
     for name, answered in both.theirs[0].items():
         assert (name, both.ours[0][name]) == (name, answered)
+
+
+def attributes(peer: Peer) -> tuple[set[str], set[str]]:
+    accelerator = peer.Accelerator(cpu=True)
+    return {name for name in vars(accelerator) if not name.startswith("_")}, set(dir(accelerator))
+
+
+def test_an_accelerator_has_all_public_attributes_of_accelerates() -> None:
+    both = under_both(attributes, 1)
+    assert both.theirs[0][0] - both.ours[0][1] == set()
 
 
 @pytest.mark.slow

@@ -25,6 +25,13 @@ from accelerate_nb.runtime.world.state import AcceleratorState, ProcessMethods
 from accelerate_nb.runtime.world.world import World
 
 
+def _assignable(name: str) -> property:
+    """A property for a list of prepared objects, which code written for Accelerate may assign."""
+    return property(
+        attrgetter(f"bundle.{name}"), lambda accelerator, entries: setattr(accelerator.bundle, name, entries)
+    )
+
+
 class AcceleratorProperties(ProcessMethods):
     """The properties of an `Accelerator`, which all of its methods read."""
 
@@ -70,6 +77,30 @@ class AcceleratorProperties(ProcessMethods):
         """The package that computes in 8-bit floats; "NO" where none does."""
         recipe = self._fp8_recipe
         return recipe.package if recipe else package_named(LauncherSettings.read(os.environ).fp8_package)
+
+    # Accelerate's names: the recipes of other packages than torchao are refused, and its delay is Transformer Engine's
+    fp8_recipe_handler = te_recipe_handler = msamp_recipe_handler = None
+    delayed_fp8_autocast = False
+
+    @property
+    def ao_recipe_handler(self) -> Any:
+        """The recipe of torchao's 8-bit floats; `None` in other precisions."""
+        return self._fp8_recipe
+
+    @property
+    def has_fp8_handler(self) -> bool:
+        """Whether there is a recipe of 8-bit floats."""
+        return self._fp8_recipe is not None
+
+    @property
+    def fp8_enabled(self) -> bool:
+        """Whether models compute in 8-bit floats."""
+        return self.mixed_precision == "fp8"
+
+    @property
+    def has_lomo_optimizer(self) -> bool:
+        """Whether some prepared optimizer updates weights in its own backward, as lomo-optim's do."""
+        return bool(self.strategy.fused_optimizers)
 
     @property
     def multi_device(self) -> bool:
@@ -238,8 +269,8 @@ class AcceleratorProperties(ProcessMethods):
         return int(mesh.get_local_rank(axis)) if axis in (mesh.mesh_dim_names or ()) else 0
 
     # Accelerate's names for what was prepared
-    _models = property(attrgetter("bundle.models"))
-    _optimizers = property(attrgetter("bundle.optimizers"))
-    _schedulers = property(attrgetter("bundle.schedulers"))
-    _dataloaders = property(attrgetter("bundle.loaders"))
-    _custom_objects = property(attrgetter("bundle.custom"))
+    _models = _assignable("models")
+    _optimizers = _assignable("optimizers")
+    _schedulers = _assignable("schedulers")
+    _dataloaders = _assignable("loaders")
+    _custom_objects = _assignable("custom")

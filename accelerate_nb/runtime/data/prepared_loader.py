@@ -295,6 +295,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         twin.__dict__.update(self.__dict__, _iterator=None, _whole=whole, skip_batches=self.skip_batches + batches)
         return twin
 
+    def __copy__(self) -> PreparedLoader:
+        """A loader at the same position, which counts its own epochs."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, _course=replace(self._course))
+        return twin
+
     def _take_pending(self) -> dict[str, Any]:
         pending, self._course.pending = self._course.pending, None
         if pending is None:

@@ -131,7 +131,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0, *, axis
     return object_list
 
 
-def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float | Tensor = 0, pad_first: bool = False) -> Any:
     """
     The nest of tensors, each padded along `dim` with `pad_index` to the longest of all processes, at its end or beginning.
 
@@ -317,11 +317,14 @@ def _process(world: World, rank: int) -> int:
     return rank
 
 
-def _padded(leaf: Tensor, dim: int, wanted: int, value: float, *, at_front: bool) -> Tensor:
+def _padded(leaf: Tensor, dim: int, wanted: int, value: float | Tensor, *, at_front: bool) -> Tensor:
     shape = list(leaf.shape)
     shape[dim] = wanted
     padded, length = leaf.new_empty(shape), leaf.shape[dim]
-    padded.narrow(dim, 0 if at_front else length, wanted - length).fill_(value)
+    if isinstance(value, Tensor):
+        padded.copy_(value)
+    else:
+        padded.narrow(dim, 0 if at_front else length, wanted - length).fill_(value)
     padded.narrow(dim, wanted - length if at_front else 0, length).copy_(leaf)
     return padded
 

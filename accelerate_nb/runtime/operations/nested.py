@@ -83,7 +83,10 @@ def _items(data: Any, records: bool) -> Iterable[tuple[Any, Any]] | None:
         return enumerate(data)
     if isinstance(data, Mapping):
         return data.items()
-    return [(field.name, getattr(data, field.name)) for field in fields(data)] if records and is_record(data) else None
+    if not records or not is_record(data):
+        return None
+    # a field that the constructor leaves out may not be set
+    return [(field.name, getattr(data, field.name)) for field in fields(data) if hasattr(data, field.name)]
 
 
 def mapped(

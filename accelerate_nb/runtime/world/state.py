@@ -375,6 +375,11 @@ class AcceleratorState(PartialState):
         # what was assigned is found before; other names raise what they raised
         return self._of_strategy(name) if name in _OF_STRATEGY else object.__getattribute__(self, name)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # the strategy holds what belongs to this process
+        label = {"_distributed_type": self.distributed_type} if "_world" in self.__dict__ else {}
+        return {**self.__dict__, "strategy": None, **label}
+
     def get_deepspeed_plugin(self, name: str) -> Any:
         """One of several plugins of DeepSpeed; `ConfigurationError` where there is none of this name."""
         plugins = self.deepspeed_plugins

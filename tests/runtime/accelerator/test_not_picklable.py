@@ -60,6 +60,17 @@ def test_a_function_that_captures_one_is_not_launched() -> None:
         spawned.start()
 
 
+def state_of_a_run() -> tuple[bytes, str]:
+    state = Accelerator(mixed_precision="bf16", strategy="ddp").state
+    return pickle.dumps(state), repr(state)
+
+
+def test_its_state_is_pickled_with_what_it_says() -> None:
+    for pickled_state, text in [*run_on_ranks(state_of_a_run, 2), state_of_a_run()]:
+        found = pickle.loads(pickled_state)
+        assert (repr(found), found.mixed_precision, found.fsdp_plugin) == (text, "bf16", None)
+
+
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_prepared_loader_is_pickled_and_copied_with_its_order_and_epoch(dispatched: bool) -> None:
     config = DataLoaderConfiguration(dispatch_batches=dispatched, use_seedable_sampler=True, data_seed=3)
@@ -70,6 +81,9 @@ def test_a_prepared_loader_is_pickled_and_copied_with_its_order_and_epoch(dispat
     for twin in twins:
         assert type(twin) is type(loader)
         assert twin.iteration == loader.iteration == 1
+    shallow = copy.copy(loader)
+    twins += (shallow,)
     expected = [batch.tolist() for (batch,) in loader]
+    assert shallow.iteration == 1  # each counts its own epochs
     for twin in twins:
         assert [batch.tolist() for (batch,) in twin] == expected

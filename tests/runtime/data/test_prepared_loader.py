@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -34,6 +35,18 @@ def test_the_last_batch_is_known_to_be_the_last(kind: str, workers: int) -> None
     expected = [False] * (2 if workers == 0 or kind == "indices" else 5) + [True]
     assert [loader.end_of_dataloader for _ in loader] == expected
     assert [GradientState().end_of_dataloader for _ in loader] == expected
+
+
+@dataclass
+class LateLabel:
+    values: torch.Tensor
+    label: torch.Tensor = field(init=False)
+
+
+def test_a_field_of_a_data_class_that_is_not_set_stays_so() -> None:
+    (batch,) = prepared(Numbers(2), collate_fn=lambda samples: LateLabel(torch.ones(len(samples))))
+    assert batch.values.tolist() == [1, 1]
+    assert not hasattr(batch, "label")
 
 
 def test_nothing_is_read_ahead_of_its_batch_and_what_is_skipped_is_not_read() -> None:

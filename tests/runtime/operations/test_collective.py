@@ -167,6 +167,19 @@ def test_debug_mode_alone_checks_ones_own_operations_however_it_is_spelled(spell
             assert f"rank {other - 1}: {called}" in message
 
 
+def padded_by_row() -> list[Any]:
+    rows = torch.ones(current_world().rank + 1, 2)
+    return [
+        alone.pad_across_processes(rows, pad_index=torch.tensor([5.0, 6.0]), pad_first=first).tolist()
+        for first in (False, True)
+    ]
+
+
+def test_a_tensor_is_padded_with_a_row_as_with_a_number() -> None:
+    one, fill = [1.0, 1.0], [5.0, 6.0]
+    assert run_on_ranks(padded_by_row, 2) == [[[one, fill], [fill, one]], [[one, one]] * 2]
+
+
 def test_one_process_keeps_what_it_has() -> None:
     tensor = torch.ones(2)
     assert alone.gather(tensor) is tensor
