@@ -1,6 +1,7 @@
 """Functions, values and tensors as bytes: cloudpickle, with large buffers kept out of the pickle; and what of them can't travel."""
 
 import copyreg
+import dis
 import io
 import os
 import pickle
@@ -387,7 +388,12 @@ def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (function.__kwdefaults__ or {}).items()
 
 
+_LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
+
+
 def global_names(code: types.CodeType) -> set[str]:
     """The names that code, and the functions in it, look up beside their own variables."""
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return {*code.co_names}.union(*(global_names(const) for const in inner))
+    # `co_names` has those of attributes, too
+    own = {step.argval for step in dis.get_instructions(code) if step.opname in _LOADS}
+    return own.union(*(global_names(const) for const in inner))

@@ -224,8 +224,8 @@ def test_what_a_nested_helper_of_a_cell_captures_is_found():
     # functions of a cell travel by value
     names = {"__name__": "__main__"}
     cell = (
-        "numbers = (n for n in range(3))\n"
-        "def helper():\n    return next(numbers)\n"
+        "args = numbers = (n for n in range(3))\n"
+        "def helper():\n    return Exception().args or next(numbers)\n"
         "def train():\n    def inner():\n        return helper()\n    return inner()\n"
     )
     exec(compile(cell, "<cell>", "exec"), names)
