@@ -1,7 +1,7 @@
 """The load of NVIDIA's GPUs by the management library: no process becomes a user of a GPU by the query."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -101,6 +101,20 @@ class Driver:
     version: str
     cuda: str
     gpus: tuple[tuple[str, int], ...]
+
+
+# GPUs without peer-to-peer transfers, and the driver that reports it to NCCL; an older one lets it hang.
+_WITHOUT_PEERS = "RTX 40"
+_DRIVER_THAT_KNOWS = (550, 40, 7)
+
+
+def may_send_directly(names: Sequence[str], version: str) -> bool:
+    """Whether NCCL may send directly from one of the GPUs of these names to another, with a driver of this version."""
+    if len(names) < 2 or not any(_WITHOUT_PEERS in name for name in names):
+        return True
+    parts = version.split(".")
+    # nothing is known against a version that reads otherwise
+    return not all(map(str.isdecimal, parts)) or tuple(map(int, parts)) >= _DRIVER_THAT_KNOWS
 
 
 def driver() -> Driver | None:

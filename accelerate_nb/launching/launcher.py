@@ -11,6 +11,7 @@ from typing import Any
 from accelerate_nb.config.environment import USE_CPU, attempt_variables, runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig, origin, setting_named
+from accelerate_nb.devices import nvml
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError
@@ -229,11 +230,21 @@ def environment(config: RunConfig, choice: Placement, threads: int) -> dict[str,
     # the interface between several nodes is known once they have found each other
     interface = {} if config.launching.is_on_each_node else on_interface()
     threads_variable = {"OMP_NUM_THREADS": str(threads)}
-    missing = {name: value for name, value in {**interface, **threads_variable}.items() if name not in os.environ}
+    peers = _without_peers() if choice.kind == "cuda" and choice.size > 1 else {}
+    usual = {**interface, **threads_variable, **peers}
+    missing = {name: value for name, value in usual.items() if name not in os.environ}
     requested = {} if config.launching.num_cpu_threads_per_process is None else threads_variable
     # Accelerate's own Accelerator connects ranks on the CPU only where this is set
     on_cpu = {USE_CPU: "true"} if choice.cpu else {}
     return {**missing, **requested, **config.environ(), **choice.shows, **on_cpu}
+
+
+def _without_peers() -> dict[str, str]:
+    """The variables that have NCCL send from GPU to GPU through the host's memory, where it would hang otherwise."""
+    found = nvml.driver()
+    if found is None or nvml.may_send_directly([name for name, _ in found.gpus], found.version):
+        return {}
+    return dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"), "1")
 
 
 def worker_threads(launching_config: LaunchingConfig, choice: Placement) -> int:

@@ -9,6 +9,7 @@ from accelerate import Accelerator as TheirAccelerator
 
 from accelerate_nb import Accelerator, notebook_launcher
 from accelerate_nb.config.run_config import resolve
+from accelerate_nb.devices import nvml
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.events.run_folder import KEPT_RUNS
 from accelerate_nb.launching.launcher import environment, worker_threads
@@ -50,6 +51,26 @@ def test_workers_are_shown_the_accelerators_that_were_named_and_no_others(monkey
     assert choice.size == 2
     assert variables["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert variables["ACCELERATE_CPU_AFFINITY"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "is_off"),
+    [
+        ("NVIDIA GeForce RTX 4090", "535.54.03", True),
+        ("NVIDIA GeForce RTX 4090", "550.40.07", False),
+        ("NVIDIA GeForce RTX 4090", "", False),
+        ("NVIDIA H100", "535.54.03", False),
+    ],
+)
+def test_gpus_that_can_t_reach_each_other_send_through_the_host(monkeypatch, name, version, is_off):
+    # no such GPU is at hand
+    monkeypatch.setattr(nvml, "driver", lambda: nvml.Driver(version, "12.2", ((name, 1),) * 4))
+    monkeypatch.setenv("NCCL_IB_DISABLE", "0")
+    for size in (1, 4):
+        config = resolve({"num_processes": size}, {})
+        variables = environment(config, choose(config.launching, SERVER, can_fork=True), 1)
+        assert variables.get("NCCL_P2P_DISABLE") == ("1" if is_off and size > 1 else None)
+        assert "NCCL_IB_DISABLE" not in variables
 
 
 @pytest.mark.parametrize("of_user", [True, False])

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from packaging.version import parse
 
 from accelerate_nb.config.environment import autolog, fp8_backend, set_variables
 from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
 from accelerate_nb.config.run_config import setting_named
 from accelerate_nb.config.value_types import YES, Boolean, InvalidValue
+from accelerate_nb.devices.nvml import may_send_directly
 from accelerate_nb.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -175,11 +175,6 @@ def _purge_tests(cls: type) -> None:
             setattr(cls, name, _purging(method))
 
 
-# GPUs without peer-to-peer transfers, and the driver that reports it to NCCL; an older one lets it hang.
-_WITHOUT_PEERS = ("RTX 40",)
-_DRIVER_THAT_KNOWS = "550.40.07"
-
-
 def get_gpu_info() -> tuple[list[str], int]:
     """The names of this machine's GPUs, and how many there are; `OSError` where there is no driver."""
     names = _query("name")
@@ -194,11 +189,8 @@ def get_driver_version() -> str:
 def check_cuda_p2p_ib_support() -> bool:
     """Whether NCCL may send from GPU to GPU directly, as it may unless consumer GPUs have an old driver."""
     try:
-        names, count = get_gpu_info()
-        if count < 2 or not any(model in name for name in names for model in _WITHOUT_PEERS):
-            return True
-        return parse(get_driver_version()) >= parse(_DRIVER_THAT_KNOWS)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        return may_send_directly(get_gpu_info()[0], get_driver_version())
+    except (OSError, subprocess.SubprocessError, IndexError):
         return True  # no driver, or one that doesn't answer as expected: nothing is known against it
 
 

@@ -65,7 +65,7 @@ def state_of_a_run() -> tuple[bytes, str]:
     return pickle.dumps(state), repr(state)
 
 
-def test_its_state_is_pickled_with_what_it_says() -> None:
+def test_its_state_is_pickled_with_its_attributes() -> None:
     for pickled_state, text in [*run_on_ranks(state_of_a_run, 2), state_of_a_run()]:
         found = pickle.loads(pickled_state)
         assert (repr(found), found.mixed_precision, found.fsdp_plugin) == (text, "bf16", None)
