@@ -391,13 +391,15 @@ def supervisors() -> dict[str, dict[str, Any]]:
         try:
             if not _is_supervisor(process) or _is_supervisor(process.parent()):
                 continue
-            family = [process, *process.children(recursive=True)]
-            memory: list[Any] = [member.memory_full_info() for member in family]
+            memory: list[Any] = [process.memory_full_info()]
+            for member in process.children(recursive=True):
+                with contextlib.suppress(psutil.Error):  # it may end meanwhile
+                    memory.append(member.memory_full_info())
             started_by = process.ppid()
         except psutil.Error:
             continue
         pss = round(sum(used.pss for used in memory) / (1 << 20), 1) if hasattr(memory[0], "pss") else None
-        found[str(process.pid)] = {"started_by": started_by, "processes": len(family), "pss_mib": pss}
+        found[str(process.pid)] = {"started_by": started_by, "processes": len(memory), "pss_mib": pss}
     return found
 
 
