@@ -402,6 +402,11 @@ def accumulates() -> None:
     with accelerator.no_sync(model), accelerator.trigger_sync_in_backward(model), CommDebugMode() as calls:
         accelerator.backward(loss_of(model, first))
     assert reductions(calls) == 3
+    with accelerator.no_sync(model):
+        held = loss_of(model, first)
+    with accelerator.trigger_sync_in_backward(model), CommDebugMode() as calls:
+        accelerator.backward(held)
+    assert reductions(calls) == 3
     with CommDebugMode() as calls:
         loss_of(model, first).backward()
     assert reductions(calls) == 3

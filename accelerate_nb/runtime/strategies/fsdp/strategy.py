@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, StateDictType, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
+from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DistributedType
@@ -47,6 +48,8 @@ class FSDP(ShardedStrategy):
         self._has_policy = self.fsdp_plugin.mixed_precision_policy is not None
         self._shard_mesh: DeviceMesh | None = None
         self._splitter = LayerSplitter()
+        # by model, whether its backwards send gradients
+        self._is_sent = WeakIdKeyDictionary()
 
     @property
     def default_mesh(self) -> Mesh:
@@ -172,11 +175,16 @@ class FSDP(ShardedStrategy):
         if not isinstance(sharded, FSDPModule):
             yield
             return
-        sharded.set_requires_gradient_sync(enabled)
+        before = self._is_sent.get(sharded, True)
+        self._send(sharded, enabled)
         try:
             yield
         finally:
-            sharded.set_requires_gradient_sync(not enabled)
+            self._send(sharded, before)
+
+    def _send(self, sharded: FSDPModule, enabled: bool) -> None:
+        self._is_sent[sharded] = enabled
+        sharded.set_requires_gradient_sync(enabled)
 
     def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
         """A block whose backwards keep whole gradients on this process, and send nothing."""
