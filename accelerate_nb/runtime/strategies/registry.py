@@ -32,8 +32,9 @@ class StrategyRequest:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The mesh that was requested."""
-        return None if self.parallelism is None else self.parallelism.mesh
+        """The mesh that was requested; a configuration without degrees requests none."""
+        found = None if self.parallelism is None else self.parallelism.mesh
+        return found if found is not None and found.degrees else None
 
 
 def choose_strategy(world: World, request: StrategyRequest) -> Strategy:

@@ -112,6 +112,16 @@ def spreads_otherwise() -> None:
         Accelerator(cpu=True, parallelism_config=ParallelismConfig(sp_size=2))
 
 
+def spreads_as_usual() -> tuple[str, int]:
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig())
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    return type(model).__name__, accelerator.num_processes
+
+
+def test_a_configuration_without_degrees_requests_none() -> None:
+    assert run_on_ranks(spreads_as_usual, 2) == [("DistributedDataParallel", 2)] * 2
+
+
 def test_a_degree_that_no_strategy_has_is_refused_by_name() -> None:
     run_on_ranks(spreads_otherwise, 2)
 
