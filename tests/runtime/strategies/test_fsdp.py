@@ -108,6 +108,9 @@ def wraps_blocks() -> None:
     assert sharded_names(check_equal(Net(), **alone)) == {""}
     recomputes = dict.fromkeys(("activation_checkpointing", "activation_checkpointing_offload"), True)
     assert len(sharded_names(check_equal(Net(), **recomputes))) == 3
+    repeated = Net()
+    repeated.blocks[1] = repeated.blocks[0]
+    check_equal(repeated, **recomputes, **by_class)
 
 
 def test_blocks_are_chosen_by_class_by_size_by_the_model_or_because_they_are_equal() -> None:

@@ -131,7 +131,8 @@ def checkpoint_activations(model: Module, blocks: Sequence[Module], *, offload: 
     if offload:
         wrapped = {key: offload_wrapper(block) for key, block in wrapped.items()}
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
+        # a block may have several names, of which `named_children` gives one
+        for name, child in list(parent._modules.items()):
             if id(child) in wrapped and wrapped[id(child)] is not parent and not name.startswith("_checkpoint_wrapped"):
                 setattr(parent, name, wrapped[id(child)])
     return [wrapped[id(block)] for block in blocks]
