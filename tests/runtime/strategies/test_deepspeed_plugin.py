@@ -31,7 +31,7 @@ ZERO3: dict[str, Any] = {
         "reduce_bucket_size": "auto",
         "stage3_gather_16bit_weights_on_model_save": "auto",
     },
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "betas": [0.9, 0.999]}},
 }
 STAGE1: dict[str, Any] = {"zero_optimization": {"stage": 1}}
 TABLE: list[tuple[dict[str, Any], dict[str, str]]] = [
@@ -153,7 +153,15 @@ FILLED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("must_match", [True, False])
-@pytest.mark.parametrize("values", [FILLED, {**FILLED, "zero_optimization.stage": 2}, {"gradient_clipping": 1.0}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        FILLED,
+        {**FILLED, "zero_optimization.stage": 2},
+        {"gradient_clipping": 1.0},
+        {**FILLED, "optimizer.params.betas": [0.8, 0.9]},
+    ],
+)
 def test_values_take_the_place_of_auto_as_in_accelerate(values: dict[str, Any], must_match: bool) -> None:
     in_bf16 = {"bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale": 0}}
     settings = {"hf_ds_config": ZERO3 | in_bf16, "gradient_accumulation_steps": 2}

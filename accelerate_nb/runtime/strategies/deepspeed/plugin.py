@@ -226,14 +226,15 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
         node, key = self.hf_ds_config.find_config_node(ds_key_long)
         if node is None:
             return
-        if node.get(key) == "auto":
+        current = node.get(key)
+        if current == "auto":
             if ds_key_long not in kwargs:
                 raise ConfigurationError(
                     f"`{ds_key_long}` is 'auto' in DeepSpeed's configuration, and there is no value to put there. Write one in the "
                     "configuration."
                 )
             node[key] = kwargs[ds_key_long]
-        elif must_match and ds_key_long in kwargs and node.get(key) not in {None, kwargs[ds_key_long]}:
+        elif must_match and ds_key_long in kwargs and current is not None and current != kwargs[ds_key_long]:
             found = [] if mismatches is None else mismatches
             found.append(f"- ds {ds_key_long}={node[key]} vs arg {ds_key_long}={kwargs[ds_key_long]}")
 
