@@ -87,18 +87,23 @@ def no_more_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def waits_without_files():
+def waits_without_files(folder):
     accelerator = Accelerator()
+    # from its first check on a rank stops by itself
+    assert not accelerator.stop_requested
+    # the others may still have to connect
+    accelerator.wait_for_everyone()
+    Path(folder, str(accelerator.process_index)).touch()
     with no_more_files():
         while not accelerator.stop_requested:
             threading.Event().wait(0.01)
     return "well"
 
 
-def test_stacks_are_shown_where_nobody_can_open_more_files_and_ranks_can_still_be_stopped():
-    run = launch(waits_without_files, **{**SETTINGS, "num_processes": 2})
-    # from its first check on a rank stops by itself
-    until(lambda: run.stacks().count("threading.Event().wait(0.01)") == 2, run)
+def test_stacks_are_shown_where_nobody_can_open_more_files_and_ranks_can_still_be_stopped(tmp_path):
+    run = launch(waits_without_files, (str(tmp_path),), **{**SETTINGS, "num_processes": 2})
+    until(lambda: len(list(tmp_path.iterdir())) == 2, run)
+    assert run.stacks().count("in waits_without_files") == 2
     before = len(os.listdir("/dev/fd"))
     with no_more_files():
         assert run.stacks().count("in waits_without_files") == 2
