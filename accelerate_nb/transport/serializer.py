@@ -388,6 +388,7 @@ def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (function.__kwdefaults__ or {}).items()
 
 
+# Instructions that look a name up beside a function's own variables.
 _LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
 
 

@@ -166,7 +166,7 @@ def connected_world() -> World:
 
 def reconnect() -> None:
     """Make the process group anew where `end` has ended it; all processes call it."""
-    if is_known() and _held.is_ended and current_world().size > 1 and not dist.is_initialized():
+    if _held.is_ended and is_known() and current_world().size > 1 and not dist.is_initialized():
         _held.rendezvous.join(os.environ, partial(_next_store, _held.rendezvous))
         _held.made_group = True
 
