@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
+from tempfile import gettempdir
 from textwrap import dedent
 from typing import Any
 
@@ -296,7 +297,8 @@ def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
     shown = {"ACCELERATE_NB_PANEL": "text"}  # what a run says is in the cell's text
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environ = {**variables, "PYTHONPATH": path, "XDG_CACHE_HOME": str(folder), _MARK: mark, **shown, **environment}
-    manager = KernelManager(kernel_name="python3")
+    # a port that is chosen before it is bound may be taken by another process meanwhile
+    manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(Path(gettempdir(), mark)))
     manager.start_kernel(env=environ, cwd=str(folder))
     client = manager.blocking_client()
     client.start_channels()
