@@ -36,6 +36,12 @@ def is_installed(name: str) -> bool:
     return isinstance(file, str) and not _FOLDERS.isdisjoint(Path(file).parts)
 
 
+def installation_times() -> dict[str, int]:
+    """The folders of `sys.path` that packages are installed into, and when a package last came, changed or went, in ns."""
+    folders = [folder for folder in map(Path, sys.path) if not _FOLDERS.isdisjoint(folder.parts) and folder.is_dir()]
+    return {str(folder): folder.stat().st_mtime_ns for folder in folders}
+
+
 def loaded_since(count: int) -> tuple[str, ...]:
     """The installed modules that were loaded since there were `count` modules, in the order of their loading."""
     # from the end, where the new ones are: in a forked process, to read a name is to copy its page of memory

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, ItemsView, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -98,6 +98,8 @@ class Supervisor:
     def __init__(self, control: Channel) -> None:
         self._control = control
         self._groups: dict[str, ForkedGroup] = {}
+        # the kernel's variables, without what modules set as they are imported
+        self._environ = dict(os.environ)
         self._wanted: deque[str] = deque()
         self._after_run: deque[str] = deque()
         self._idle_timeout = 0.0
@@ -147,7 +149,10 @@ class Supervisor:
     def _load_next(self) -> None:
         """Load one more module, so that a launch never waits for many."""
         self._prefork_pool.forget()
-        load(self._wanted.popleft())
+        with variables_read() as names:
+            load(self._wanted.popleft())
+        if names:
+            self._control.send_at_once(messages.VariablesRead({name: self._environ.get(name) for name in names}))
         if not self._wanted:
             settle()
 
@@ -175,11 +180,15 @@ class Supervisor:
                 self._start_worker(message, descriptors)
             case messages.ForkSupervisor():
                 self._fork_supervisor(descriptors[0])
-            case messages.ImportModules(names, idle_for) if idle_for:
-                self._after_run.extend(names)
-                self._idle_timeout, self._idle_since = idle_for, time.monotonic()
-            case messages.ImportModules(names):
-                self._wanted.extend(names)
+            case messages.ImportModules(names, environ, idle_for):
+                self._environ = environ
+                os.environ.clear()
+                os.environ.update(environ)
+                if idle_for:
+                    self._after_run.extend(names)
+                    self._idle_timeout, self._idle_since = idle_for, time.monotonic()
+                else:
+                    self._wanted.extend(names)
             case _:
                 self._control.refuse(received)
 
@@ -319,6 +328,25 @@ def capability_without_cuda() -> Iterator[None]:
         yield
     finally:
         cuda.get_device_capability = of_torch
+
+
+@contextlib.contextmanager
+def variables_read() -> Iterator[set[str]]:
+    """A block that notes which variables are read from `os.environ`; who looks through all of them depends on none."""
+    names: set[str] = set()
+    environ: Any = type(os.environ)
+    of_python = environ.__getitem__
+
+    def get(self: Any, name: Any) -> str:
+        if isinstance(name, str) and sys._getframe(1).f_code is not ItemsView.__iter__.__code__:
+            names.add(name)
+        return str(of_python(self, name))
+
+    environ.__getitem__ = get
+    try:
+        yield names
+    finally:
+        environ.__getitem__ = of_python
 
 
 def settle() -> None:

@@ -10,7 +10,7 @@ from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport.worker_spec import LocalWorker, NetworkAddress, WorkerSpec
 
 # The version of the messages: to be raised when a message changes in what it means or holds.
-VERSION = 13
+VERSION = 14
 # How often each end of an agent's channel says that it is there while workers run, in seconds.
 HEARTBEAT_INTERVAL = 1.0
 
@@ -47,9 +47,10 @@ class ForkWorker(Message, frozen=True):
 
 
 class ImportModules(Message, frozen=True):
-    """Import these modules when nothing runs, and nothing has for `idle_for` seconds."""
+    """Import these modules, with these variables, when nothing runs, and nothing has for `idle_for` seconds."""
 
     names: tuple[str, ...]
+    environ: dict[str, str]
     idle_for: float = 0.0
 
 
@@ -65,6 +66,12 @@ class KillGroup(Message, frozen=True):
 
 
 # ------------------------------------------------------------------------------------------- a supervisor to its kernel
+
+
+class VariablesRead(Message, frozen=True):
+    """The variables that imported modules have read, with their values; `None` where there was none."""
+
+    values: dict[str, str | None]
 
 
 class SupervisorStarted(Message, frozen=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelerate_nb import notebook_launcher
+from accelerate_nb import launch, notebook_launcher
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.engines import supervisor as supervised
 from accelerate_nb.launching.engines.supervisor import supervisors
@@ -93,6 +93,57 @@ def test_what_notebooks_import_is_loaded_ahead_in_one_supervisor() -> None:
     assert becomes_loaded("transformers.trainer")
     assert all(notebook_launcher(is_loaded, args=(name,), num_processes=1) for name in IMPORTED_BY_NOTEBOOKS)
     assert supervised.warm() is first
+
+
+def variable_at_import() -> tuple[str | None, bool]:
+    """In a worker: the variable that the installed module read as it was imported, and whether that was before this call."""
+    was_loaded = "reads_a_variable" in sys.modules
+    return __import__("reads_a_variable").VALUE, was_loaded
+
+
+def loaded_ahead(value: str | None) -> bool:
+    """Whether workers find the module loaded ahead before the patience ends, and the variable's value in it at any time."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        found, was_loaded = notebook_launcher(variable_at_import, num_processes=1)
+        assert found == value
+        if was_loaded:
+            return True
+    return False
+
+
+def test_what_is_loaded_ahead_has_the_variables_and_the_version_of_this_moment(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    module = folder / "reads_a_variable.py"
+    module.write_text("import os\nVALUE = os.environ.get('READ_AT_IMPORT')\nos.environ['SET_AT_IMPORT'] = '1'\n")
+    monkeypatch.syspath_prepend(folder)
+    supervised.warm()
+    # set when the supervisor runs already
+    monkeypatch.setenv("READ_AT_IMPORT", "first")
+    assert loaded_ahead("first")
+    first = supervised.warm()
+    goes_on = launch(time.sleep, (600,), num_processes=1)
+    until(lambda: first.idle_seconds() == 0)
+    try:
+        monkeypatch.setenv("READ_AT_IMPORT", "second")
+        monkeypatch.setenv("READ_BY_NOBODY", "1")
+        assert loaded_ahead("second")
+        assert supervised.warm() is not first
+        # a run of before keeps its supervisor
+        assert first.usable()
+        assert not goes_on.done
+    finally:
+        goes_on.stop()
+    assert first.ended(TIMEOUT) is not None
+    second = supervised.warm()
+    monkeypatch.setenv("READ_BY_NOBODY", "2")
+    assert loaded_ahead("second")
+    assert supervised.warm() is second
+    (folder / "reads_a_variable-2.0.dist-info").mkdir()
+    module.write_text("VALUE = 'version 2'\n")
+    assert loaded_ahead("version 2")
+    assert supervised.warm() is not second
 
 
 def test_a_module_that_cannot_be_loaded_changes_nothing() -> None:

@@ -23,6 +23,7 @@ from accelerate_nb.devices.xla import loaded_early
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.failures.process_limits import limit_reached
+from accelerate_nb.sources.installed_packages import installation_times
 from accelerate_nb.supervisor.main import BROKEN, UNFIT
 from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel
@@ -64,7 +65,10 @@ class SupervisorHandle:
         self.loaded = dict.fromkeys(names)
         self._process, self._control, self._log = process, control, log
         self._lock, self._wait_lock = threading.Lock(), threading.Lock()
+        self._installation = installation_times()
+        self._variables_read: set[tuple[str, str | None]] = set()
         self._open_groups = 0
+        self._is_retired = False
         self._last_used = time.monotonic()
 
     @classmethod
@@ -85,7 +89,7 @@ class SupervisorHandle:
             start_new_session=True,
             # torch can't be imported in a folder that was removed
             cwd=current_folder() or "/",
-            env={**os.environ, **_FORKABLE, "PYTHONPATH": python_path()},
+            env={**_environ(), "PYTHONPATH": python_path()},
         )
         far.close()
         return cls(process, Channel(near), log, loaded)
@@ -105,6 +109,16 @@ class SupervisorHandle:
     def usable(self) -> bool:
         """Whether it still runs, and is this process's own."""
         return self.owner == os.getpid() and self.ended(0.0) is None
+
+    def is_current(self) -> bool:
+        """Whether a new one would be the same: the same packages are installed, and variables that its modules read have their values."""
+        environ = _environ()
+        with self._lock:
+            for received in self._control.receive_ready():
+                if isinstance(received.message, messages.VariablesRead):
+                    self._variables_read.update(received.message.values.items())
+            is_same = all(environ.get(name) == value for name, value in self._variables_read)
+        return is_same and self._installation == installation_times()
 
     def ended(self, timeout: float = 2.0) -> int | None:
         """Its exit code, where it ends within `timeout` seconds; 0 of one that another process forked."""
@@ -141,6 +155,14 @@ class SupervisorHandle:
         with self._lock:
             self._open_groups -= 1
             self._last_used = time.monotonic()
+        if self._is_retired:
+            self.retire()
+
+    def retire(self) -> None:
+        """Close it once the workers that it has are no longer needed."""
+        self._is_retired = True
+        if not self._open_groups:
+            self.close()
 
     def idle_seconds(self) -> float:
         """The seconds since a launch last used it; 0 while workers run."""
@@ -153,7 +175,7 @@ class SupervisorHandle:
         if news and self.usable():
             self.loaded.update(dict.fromkeys(news))
             with self._lock, contextlib.suppress(OSError):
-                self._control.send(messages.ImportModules(tuple(news), idle_for))
+                self._control.send(messages.ImportModules(tuple(news), _environ(), idle_for))
 
     def close(self) -> None:
         """End it, and every worker that it has."""
@@ -167,6 +189,11 @@ class SupervisorHandle:
                 self._process.kill()
                 self.ended()
         os.close(self._log)
+
+
+def _environ() -> dict[str, str]:
+    """The environment in which a supervisor loads modules now."""
+    return {**os.environ, **_FORKABLE}
 
 
 class _SupervisorState:
@@ -225,6 +252,9 @@ def warm(idle_timeout: float | None = None) -> SupervisorHandle:
         if idle_timeout is not None and idle_timeout != held.idle_timeout:
             held.idle_timeout = idle_timeout
             held.stop_watching()
+        if held.handle is not None and held.handle.usable() and not held.handle.is_current():
+            held.handle.retire()
+            held.handle = None
         if held.handle is None or not held.handle.usable():
             if held.handle is not None:
                 if (unfit := held.handle.why_ended(UNFIT)) is not None:
