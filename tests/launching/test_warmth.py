@@ -268,7 +268,7 @@ def test_a_launch_that_is_left_before_its_last_rank_is_forked_leaves_no_process(
         supervisor.resume()
     # it has handled all requests from before when it has handled one more
     assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
-    until(lambda: not workers_of(supervisor))
+    assert psutil.wait_procs(workers_of(supervisor), timeout=TIMEOUT)[1] == []
 
 
 def workers_of(supervisor: psutil.Process) -> list[psutil.Process]:
