@@ -4,6 +4,7 @@ import difflib
 import math
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,8 @@ RunName: TypeAlias = int | str | os.PathLike[str]
 # More ranks no run has; a time after this, in seconds since 1970, is none.
 MOST_RANKS = 100_000
 _LATEST = 10**11
+# Of a run whose process is on another host is nothing known once its folder has not changed for so long, in seconds.
+_STALE_AFTER = 86_400
 # What a view keeps of each rank, in lines and in bytes.
 _LINES, _BYTES = 1000, 4_000_000
 _AT_ONCE = 1 << 20
@@ -67,6 +70,8 @@ class SavedRun:
     function: str = ""
     arguments: Mapping[str, str] | None = None
     tags: tuple[str, ...] = ()
+    # when something was last written of a run that goes on by its status on another host, where that is long ago
+    stale_since: float | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -137,6 +142,7 @@ def kept_run(folder: Path) -> SavedRun | None:
     if not error and state == "failed" != facts.get("state"):
         process = f" ({facts['pid']})" if "pid" in facts else ""
         error = f"the process that launched it{process} has gone, and the run's end was not recorded"
+    changed = None if state in event_types.OVER or facts.get("host") == socket.gethostname() else _changed(folder)
     ranks = facts.get("ranks", -1)
     metrics = facts.get("metrics", {})
     return SavedRun(
@@ -159,6 +165,7 @@ def kept_run(folder: Path) -> SavedRun | None:
         function=facts.get("function") or facts.get("name") or name,
         arguments=facts.get("arguments"),
         tags=tags_of(facts),
+        stale_since=changed if changed is not None and time.time() - changed > _STALE_AFTER else None,
     )
 
 

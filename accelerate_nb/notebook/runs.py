@@ -142,7 +142,7 @@ def _found(run: RunName | None, parent: Path) -> SavedRun:
         return find_run(run, parent)
     every = kept_runs(parent)
     detached = [item for item in every if item.is_detached]
-    going_on = [item for item in detached if not item.is_over]
+    going_on = [item for item in detached if not item.is_over and item.stale_since is None]
     for candidates in (going_on, detached):
         if candidates:
             return candidates[0]

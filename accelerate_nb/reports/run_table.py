@@ -177,6 +177,8 @@ def state_text(run: SavedRun) -> str:
     state = f"{SIGNS[run.state]} {run.state}"
     if run.is_lost:
         state = f"{SIGNS['failed']} lost (was {run.last_state})"
+    elif run.stale_since is not None:
+        state += f", not heard of for {counted(int((time.time() - run.stale_since) / 86_400), 'day')}"
     elif run.is_detached and not run.is_over:
         state += ", detached"
     if run.restarts:
@@ -194,7 +196,7 @@ def lasted(run: SavedRun) -> str:
     """The time that a run took, or has taken so far; empty where its end is not known."""
     if run.is_over and run.ended is None:
         return ""
-    return time_text((run.ended or time.time()) - run.started)
+    return time_text((run.ended or run.stale_since or time.time()) - run.started)
 
 
 def _progress(run: SavedRun) -> str:

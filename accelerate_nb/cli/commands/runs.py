@@ -332,12 +332,12 @@ def _remove_runs(arguments: argparse.Namespace) -> int:
 
 
 def _to_remove(arguments: argparse.Namespace) -> list[SavedRun]:
-    """The requested runs; those that go on are refused by name, and passed over where flags choose."""
+    """The requested runs; those that go on are refused by name, unless nothing is heard of them, and passed over where flags choose."""
     from accelerate_nb.events.run_reader import find_run, kept_runs
 
     if arguments.runs:
         named = [find_run(word, _runs_folder(arguments.folder)) for word in arguments.runs]
-        if going_on := [item.folder.name for item in named if not item.is_over]:
+        if going_on := [item.folder.name for item in named if not item.is_over and item.stale_since is None]:
             raise ConfigurationError(
                 f"{', '.join(going_on)} should be removed, but goes on. `accelerate-nb runs stop` ends a detached run."
             )

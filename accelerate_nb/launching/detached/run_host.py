@@ -42,6 +42,8 @@ from accelerate_nb.transport.worker_spec import python_command, python_path
 _START_TIMEOUT = 60.0
 # How often the run's status is brought up to date, for those who only read the folder.
 _BETWEEN_STATUS = 2.0
+# How old it may become while nothing changes: readers on other hosts see by its age whether this process is there.
+_OLDEST_STATUS = 3600.0
 # Where the folder could not take the outcome, since its disk is full, it is tried again so often, and for so long.
 _BETWEEN_TRIES = 2.0
 _LONGEST_TRY = 24 * 3600.0
@@ -229,7 +231,7 @@ def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) 
 
 def _keep_status(run: Conductor, locks: list[int]) -> None:
     """Keep the status up to date, and the lock in place; where the run's folder was removed, the run is stopped."""
-    seen = -1
+    seen, written = -1, 0.0
     while not run.over.wait(_BETWEEN_STATUS):
         if not run.facts.folder.is_dir():
             sys.stderr.write(
@@ -241,8 +243,8 @@ def _keep_status(run: Conductor, locks: list[int]) -> None:
         is_unlocked = os.fstat(locks[-1]).st_nlink == 0
         if is_unlocked:
             locks.append(hold_lock(run.facts.folder))
-        if run.view.changes != seen or is_unlocked:
-            seen = run.view.changes
+        if run.view.changes != seen or is_unlocked or time.monotonic() - written > _OLDEST_STATUS:
+            seen, written = run.view.changes, time.monotonic()
             run.update_status()
 
 

@@ -90,3 +90,22 @@ def test_runs_are_removed_by_name_by_number_or_by_age(folder, capfd):
     assert main(["runs", "prune", "newest"]) == 0
     assert len(runs()) == 0
     assert os.listdir(folder / "runs") == []
+
+
+def test_a_run_of_another_host_that_has_written_nothing_for_a_day_is_shown_and_removed_by_name(folder, capfd):
+    now = time.time()
+    for name, age in (("silent", 2 * 86_400), ("recent", 60)):
+        made = folder / "runs" / f"2024-01-01_000000_{name}"
+        made.mkdir(parents=True)
+        facts = {"name": name, "state": "running", "host": "elsewhere", "detached": True, "started": now - 3 * 86_400}
+        (made / "status.json").write_text(json.dumps(facts))
+        os.utime(made / "status.json", (now - age, now - age))
+    assert main(["runs"]) == 0
+    silent, recent = sorted(capfd.readouterr().out.splitlines()[-2:], key=lambda line: "recent" in line)
+    assert "running, not heard of for 2 days" in silent
+    assert "running, detached" in recent
+    # flags leave both
+    assert main(["runs", "prune", "--keep", "0"]) == 0
+    assert main(["runs", "prune", "recent"]) != 0
+    assert main(["runs", "prune", "silent"]) == 0
+    assert [item.name for item in runs()] == ["recent"]
