@@ -2,7 +2,6 @@
 
 import ast
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -144,8 +143,7 @@ class SyntaxPiece:
 
 def plain(source: str, *, keep_installs: bool = False, on_ranks: bool = False) -> PlainCell:
     """A cell as Python with exactly as many lines, with notes for the user."""
-    # with `keep_installs` the script runs `%pip install` and its like too; `on_ranks` is the text of a %%accelerate
-    # cell
+    # with `keep_installs` the script runs `%pip install` and its like too; `on_ranks` is the text of a %%accelerate cell
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     # before IPython parses it: on some Pythons each of its tokens holds a copy of the whole line
     if is_too_deep(source):
@@ -175,20 +173,14 @@ def plain(source: str, *, keep_installs: bool = False, on_ranks: bool = False) -
 def parsed(source: str) -> ast.Module | None:
     """The cell's statements; None if it is no Python."""
     with suppress(SyntaxError, ValueError, RecursionError):
-        return _parsed(source)
-    return None
-
-
-def _parsed(source: str) -> ast.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
         return ast.parse(source)
+    return None
 
 
 def is_too_deep(source: str) -> bool:
     """Whether a statement has more levels than Python can follow: what it can parse, it may not be able to compile."""
     try:
-        level: list[ast.AST] = [_parsed(source)]
+        level: list[ast.AST] = [ast.parse(source)]
     except RecursionError:
         return True
     except (SyntaxError, ValueError):
@@ -496,9 +488,7 @@ def wrong_python(source: str) -> Iterator[Remark]:
         yield _TOO_DEEP
         return
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
-            compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
         number = error.lineno or 1
         line = source.split("\n")[number - 1].strip()

@@ -27,16 +27,8 @@ class Parameter:
     help: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """The options that a cell gives a script, and what of the cell can't be one."""
-
-    found: tuple[Parameter, ...] = ()
-    problems: tuple[Remark, ...] = ()
-
-
-def parameters_of(source: str) -> Parameters:
-    """The options that a cell's assignments are: `epochs: int = 3  # how often`."""
+def parameters_of(source: str) -> tuple[tuple[Parameter, ...], tuple[Remark, ...]]:
+    """The options that a cell's assignments are (`epochs: int = 3  # how often`), and what of the cell can't be one."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     texts = {token.start[0]: token.string.lstrip("#: ").rstrip() for token in tokens if token.type == tokenize.COMMENT}
     # Colab's `#@param {type: "number"}` describes a form field
@@ -48,7 +40,7 @@ def parameters_of(source: str) -> Parameters:
             found.update({item.name: item for item in _of_statement(node, source, comments.get(end_of(node)[0], ""))})
         except _NoOptionError as error:
             problems.append(Remark(node.lineno, f"{error}: {_CAN_BE}"))
-    return Parameters(tuple(found.values()), (*problems, *_clashes(source, found)))
+    return tuple(found.values()), (*problems, *_clashes(source, found))
 
 
 class _NoOptionError(Exception):

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, zip_longest
-from typing import TypeAlias
 
 from accelerate_nb.sources.cells import added, kept
 
@@ -37,14 +36,10 @@ def edited(source: str, edits: Iterable[Edit]) -> str:
     return b"\n".join(lines).decode()
 
 
-Definition: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef"
-
-
 class ModuleNames(ast.NodeVisitor):
     """The module's names that statements use while they run, without what runs only when a function of theirs is called."""
 
-    # `bound`: given a value, or taken away; `read`: looked up; `called`: those of `read` that they call or decorate
-    # with
+    # `bound`: given a value, or taken away; `read`: looked up; `called`: those of `read` that they call or decorate with
 
     def __init__(self, nodes: Iterable[ast.AST]) -> None:
         self.bound: set[str] = set()
@@ -82,7 +77,7 @@ class ModuleNames(ast.NodeVisitor):
         self.read |= inside.read - inside.bound
         self.called |= inside.called - inside.bound
 
-    def _visit_name_and_decorators(self, node: Definition) -> None:
+    def _visit_name_and_decorators(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         self.bound.add(node.name)
         self.called |= _names(node.decorator_list)
         self._visit_all(node.decorator_list)

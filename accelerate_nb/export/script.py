@@ -16,7 +16,7 @@ from accelerate_nb.errors import ConfigurationError, ExportError
 from accelerate_nb.export import python_source
 from accelerate_nb.export.magics import MAGICS, PlainCell, Remark, plain, wrong_python
 from accelerate_nb.export.notebook import Notebook, NotebookCell
-from accelerate_nb.export.parameters import TAG, Parameter, Parameters, parameters_of
+from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
 from accelerate_nb.sources.cells import added, first_line, marker, table
 
 # A run of the notebook leaves the values that it was given in a cell, as papermill does: a script is given its own.
@@ -125,9 +125,8 @@ class NotebookTranslation:
         tagged = [number for number, cell in self.cells.items() if TAG in cell.cell.tags]
         second = "is tagged `parameters` already; a script has its options from one cell."
         found += [(number, Remark(1, f"cell {tagged[0]} {second}")) for number in tagged[1:]]
-        return sorted(
-            [*found, *self._session_problems, *self._names_of_ipython()], key=lambda item: (item[0], item[1].line)
-        )
+        found += [*self._session_problems, *self._names_of_ipython()]
+        return sorted(found, key=lambda item: (item[0], item[1].line))
 
     def _names_of_ipython(self) -> Iterator[tuple[int, Remark]]:
         """What only IPython knows, and no cell defines: its past results, and magics that read like Python."""
@@ -144,8 +143,8 @@ class NotebookTranslation:
                     if isinstance(part, ast.Name) and part.id in past:
                         lines.setdefault(part.id, part.lineno)
             for name, line in lines.items():
-                what = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed"
-                yield number, Remark(line, f"{what}.")
+                text = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed."
+                yield number, Remark(line, text)
             # a cell of `ls -la` is a difference to Python, and a magic to IPython while nothing is called `ls`
             source = item.plain.source.strip()
             word = re.split(r"[^\w.]", source, maxsplit=1)[0]
@@ -238,8 +237,8 @@ def _translated(cell: NotebookCell, keep_installs: bool) -> TranslatedCell:
     if problems := tuple(wrong_python(source)):
         return TranslatedCell(cell, replace(found, problems=problems))
     source = python_source.with_global_annotations(source)
-    options = parameters_of(source) if TAG in cell.tags else Parameters()
-    return TranslatedCell(cell, replace(found, source=source, problems=options.problems), futures, options.found)
+    options, problems = parameters_of(source) if TAG in cell.tags else ((), ())
+    return TranslatedCell(cell, replace(found, source=source, problems=problems), futures, options)
 
 
 def _session_of(cells: Mapping[int, TranslatedCell]) -> tuple[dict[str, Any] | None, tuple[tuple[int, Remark], ...]]:

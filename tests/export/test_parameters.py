@@ -25,9 +25,9 @@ TYPES = {
 
 @pytest.mark.parametrize(("value_type", "source"), [(name, source) for name in TYPES for source in TYPES[name]])
 def test_the_type_comes_from_the_annotation_or_the_value(value_type, source):
-    found = parameters_of(source)
-    assert found.problems == ()
-    assert [(item.name, item.type) for item in found.found] == [("a", value_type)]
+    found, problems = parameters_of(source)
+    assert problems == ()
+    assert [(item.name, item.type) for item in found] == [("a", value_type)]
 
 
 def test_help_comes_from_the_comment_or_the_annotation():
@@ -42,7 +42,7 @@ sizes = [
 name: Annotated[str, "of the run"] = "a"
 quiet = False
 """
-    assert parameters_of(source).found == (
+    assert parameters_of(source)[0] == (
         Parameter("rate", "float", "1e-3", "learning rate"),
         Parameter("sizes", "list[int]", "[8, 9]", "layers # and more"),
         Parameter("name", "str", '"a"', "of the run"),
@@ -69,7 +69,7 @@ NO_OPTIONS = {
 
 @pytest.mark.parametrize(("message", "source"), [(text, source) for text in NO_OPTIONS for source in NO_OPTIONS[text]])
 def test_what_can_be_no_option_is_named_with_its_line(message, source):
-    (problem,) = parameters_of(source).problems
+    (problem,) = parameters_of(source)[1]
     assert message in problem.text
     assert problem.line in (1, len(source.split("\n")))
 
@@ -97,4 +97,4 @@ def test_a_script_lists_its_options(tmp_path):
 
 def test_what_colab_draws_a_field_from_is_no_help():
     source = 'rate = 0.1 #@param {type:"number"}\nkind = "a" # @param ["a", "b"]\nname = "x"  # what it is called'
-    assert [item.help for item in parameters_of(source).found] == ["", "", "what it is called"]
+    assert [item.help for item in parameters_of(source)[0]] == ["", "", "what it is called"]

@@ -67,13 +67,13 @@ def parameter_values(notebook: Notebook, words: Sequence[str]) -> dict[str, Any]
     for cell in (cell for cell in notebook.cells if TAG in cell.tags):
         translated = plain(cell.source)
         try:
-            found = parameters_of(translated.source)
+            found, wrong = parameters_of(translated.source)
         except SyntaxError as error:
             raise ExportError(f"{name}, cell {cell.number}, line {error.lineno or 1}: {error.msg}") from None
-        if problems := (*translated.problems, *found.problems):
+        if problems := (*translated.problems, *wrong):
             lines = [f"{name}, cell {cell.number}, line {problem.line}: {problem.text}" for problem in problems]
             raise ExportError("\n".join(["A cell tagged `parameters` holds what can't be one:", *lines]))
-        options |= {item.name: (item.type, item.default, item.help) for item in found.found}
+        options |= {item.name: (item.type, item.default, item.help) for item in found}
     if not options:
         raise ConfigurationError(
             f"{words[0]!r} was given, but {name} has no parameters: give the cell that sets them the tag `parameters`."
