@@ -70,7 +70,8 @@ class CheckpointMethods(StepMethods):
         All processes call it; when it returns, the folder is complete on the disk. A failure, or a kill at any moment, leaves
         what was there before. With `blocking=False` it returns when the state has been copied to host memory, and the folder
         appears when a thread has written it; `wait_for_checkpoint` waits for that, and so do the next `save_state`,
-        `load_state` and `end_training`, which raise the `CheckpointError` of a write that failed.
+        `load_state` and `end_training`, which raise the `CheckpointError` of a write that failed. Other arguments go to the
+        `save_checkpoint` of DeepSpeed's engine.
 
         >>> accelerator.save_state("checkpoints/newest", blocking=False)  # doctest: +SKIP
         """
@@ -82,7 +83,10 @@ class CheckpointMethods(StepMethods):
             folders.note_save(paths.folder)
 
         def files(draft: Path) -> list[FileToWrite]:
-            return checkpoint.files(draft, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks)
+            options = save_model_func_kwargs
+            return checkpoint.files(
+                draft, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks, model_options=options
+            )
 
         def after() -> None:
             if checkpoint.writes:

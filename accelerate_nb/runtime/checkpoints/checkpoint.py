@@ -58,7 +58,14 @@ class Checkpoint:
         return self.world.is_local_main if self.on_each_node else self.world.is_main
 
     def files(
-        self, draft: Path, step: int, *, safe: bool, in_window: bool = False, hooks: tuple[Hook, ...] = ()
+        self,
+        draft: Path,
+        step: int,
+        *,
+        safe: bool,
+        in_window: bool = False,
+        hooks: tuple[Hook, ...] = (),
+        model_options: Mapping[str, Any],
     ) -> list[FileToWrite]:
         """The files that this process has to write, with the training's own tensors in them; all processes call it."""
         self.strategy.settle()
@@ -66,7 +73,12 @@ class Checkpoint:
         for hook in hooks:
             hook(self.bundle.models, weights, str(draft))
         files = self.strategy.files(
-            self.bundle.models, weights, self.bundle.optimizers, writes_shared=self.writes, safe=safe
+            self.bundle.models,
+            weights,
+            self.bundle.optimizers,
+            writes_shared=self.writes,
+            safe=safe,
+            model_options=model_options,
         )
         files += self._shared() if self.writes else []
         files += rank_files(self.world.rank, step, self.bundle.loaders, self.strategy.bucket_orders(self.bundle.models))

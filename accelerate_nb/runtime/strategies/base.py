@@ -333,6 +333,7 @@ class Strategy:
         *,
         writes_shared: bool,
         safe: bool,
+        model_options: Options,
     ) -> list[FileToWrite]:
         """
         The files of models and optimizers that this process has to write; all processes call it.

@@ -86,7 +86,7 @@ def whole_and_parts(folder: str) -> dict[str, Any]:
     with GatheredParameters(inner[2].bias, modifier_rank=0):
         inner[2].bias.data.copy_(found["gathered"][3])
     accelerator.save_model(model, f"{folder}/model")
-    accelerator.save_state(f"{folder}/state")
+    accelerator.save_state(f"{folder}/state", client_state={"epoch": 3})
     model.eval()
     with torch.no_grad():
         evaluated = accelerator.prepare_data_loader(DataLoader(samples(22), 4))
@@ -124,6 +124,9 @@ def test_weights_of_stage_3_are_whole_where_they_are_needed(tmp_path: Path) -> N
         path.name for path in state.iterdir()
     }
     assert not (state / "scheduler.bin").exists()
+    # the arguments of save_state are the engine's
+    written = torch.load(state / "pytorch_model" / "zero_pp_rank_0_mp_rank_00_model_states.pt", weights_only=False)
+    assert written["epoch"] == 3
     converted = get_fp32_state_dict_from_zero_checkpoint(str(state))
     torch.testing.assert_close(
         {name: converted[name] for name in found["weights"]}, found["weights"], rtol=0, atol=1e-6

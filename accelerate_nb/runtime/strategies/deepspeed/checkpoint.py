@@ -89,12 +89,12 @@ def _collecting(engine: Any, read_before: Mapping[Path, Any] | None = None) -> I
         engine.checkpoint_engine = before
 
 
-def files(models: Sequence[Any]) -> list[FileToWrite]:
-    """The files of this process for its engines; all processes call it."""
+def files(models: Sequence[Any], options: Mapping[str, Any]) -> list[FileToWrite]:
+    """The files of this process for its engines; all processes call it; `options` are of their `save_checkpoint`."""
     found: list[FileToWrite] = []
     for index, engine in _engines(models):
         with TemporaryDirectory() as folder, _collecting(engine) as collector:
-            engine.save_checkpoint(folder, tag_of(index))
+            engine.save_checkpoint(folder, tag_of(index), **options)
             root = Path(folder)
             found += [FileToWrite(str(path.relative_to(root)), content) for path, content in collector.saved.items()]
             # which of several is the newest, and DeepSpeed's scripts

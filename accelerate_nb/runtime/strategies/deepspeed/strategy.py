@@ -347,9 +347,11 @@ class DeepSpeed(Strategy):
         state = checkpoint.complete_state(inner, is_kept=self.world.is_local_main)
         return {original_name(name): item for name, item in state.items()}
 
-    def files(self, models: Sequence[Any], weights: Any, optimizers: Sequence[Any], **how: Any) -> list[FileToWrite]:
+    def files(
+        self, models: Sequence[Any], weights: Any, optimizers: Sequence[Any], *, model_options: Options, **how: Any
+    ) -> list[FileToWrite]:
         """The files of the engine, in a folder under Accelerate's name."""
-        return checkpoint.files(models)
+        return checkpoint.files(models, model_options)
 
     def load(
         self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Options, model_options: Options
