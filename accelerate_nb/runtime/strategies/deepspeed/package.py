@@ -2,17 +2,16 @@
 
 import fcntl
 import functools
-import glob
 import logging
 import os
 import shutil
 import sys
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
@@ -92,15 +91,10 @@ def _prepare_builds() -> None:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether a process has a file open, as a build has its mark; elsewhere than on Linux that is taken for granted."""
-    if not sys.platform.startswith("linux"):
-        return True
+    """Whether a process of this user has a file open, as a build has its mark."""
     target = str(path.resolve())
-    for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
-        with suppress(OSError):
-            if os.readlink(descriptor) == target:
-                return True
-    return False
+    opened = (process.info["open_files"] or () for process in psutil.process_iter(["open_files"]))
+    return any(file.path == target for files in opened for file in files)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
