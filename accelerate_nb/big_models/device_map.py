@@ -386,7 +386,7 @@ def get_module_size_with_ties(
 def fallback_allocate(
     modules: list[memory.Part],
     module_sizes: Mapping[str, int],
-    size_limit: int | str,
+    size_limit: float | str,
     no_split_module_classes: Collection[str] | None = None,
     tied_parameters: Sequence[Sequence[str]] | None = None,
 ) -> tuple[str | None, Module | Tensor | None, list[memory.Part]]:

@@ -23,7 +23,7 @@ Part = tuple[str, Module | Tensor]
 # Types that torch doesn't have, as `CustomDtype` names them; in bytes.
 _CUSTOM = {"fp8": 1.0, "int4": 0.5, "int2": 0.25}
 
-Memory = Mapping[int | str, int | str]
+Memory = Mapping[int | str, float | str]
 logger = logging.getLogger("accelerate_nb.utils.modeling")
 
 
@@ -142,7 +142,7 @@ def as_classes(no_split_module_classes: str | Collection[str] | None) -> list[st
 
 def get_max_memory(max_memory: Memory | None = None) -> dict[int | str, int]:
     """
-    The bytes that each device may hold: those that are free now, or those of `max_memory` with its texts made numbers.
+    The bytes that each device may hold: those that are free now, or those of `max_memory`, as whole numbers.
 
     Accelerators come first, by their numbers, then `mps`, `cpu` and `disk`.
 

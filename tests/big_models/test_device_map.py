@@ -1,8 +1,11 @@
 """Sizes, device maps and memory are those that Accelerate finds."""
 
 import itertools
+import math
+import sys
 
 import accelerate.utils.modeling as theirs
+import numpy as np
 import pytest
 import torch
 from accelerate.utils import CustomDtype
@@ -154,6 +157,12 @@ def test_memory_is_read_and_ordered_as_accelerate_does_and_can_be_balanced_with_
         ours.get_max_memory({"gpu": 1})
     with pytest.raises(ValueError, match="not a size"):
         ours.get_max_memory({0: "many"})
+
+
+def test_memory_may_be_a_fraction_of_a_byte_infinite_or_a_number_of_numpy():
+    budget = {0: 0.9 * 2001, 1: np.int64(3000), "cpu": math.inf}
+    assert ours.get_max_memory(budget) == {0: 1800, 1: 3000, "cpu": sys.maxsize}
+    assert ours.infer_auto_device_map(seeded(Small), budget) == theirs.infer_auto_device_map(seeded(Small), budget)
 
 
 def size_of(package, size):

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -192,10 +193,10 @@ def _update_manifest(folder: Path, written: Mapping[str, ManifestEntry], deleted
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def parse_size(size: int | str) -> int:
-    """A number of bytes, from a number or from text such as "10GB"; "10Gb" are bits."""
-    if isinstance(size, int) and size >= 0:
-        return size
+def parse_size(size: float | str) -> int:
+    """A number of bytes, from a number, also `inf`, or from text such as "10GB"; "10Gb" are bits."""
+    if isinstance(size, (int, float, np.number)) and size >= 0:
+        return int(min(size, sys.maxsize))
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]+)\s*", str(size))
     if match is None or match[2].upper() not in _UNITS:
         raise ConfigurationError(
