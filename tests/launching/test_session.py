@@ -209,6 +209,7 @@ def test_a_syntax_error_names_the_cell(session):
     error = error_of(session.run("x = (1,\ny = 2", number=8))
     assert isinstance(error, SyntaxError)
     assert 'File "Cell In[8]", line 1' in str(error)
+    assert "IPython" not in str(error)
 
 
 @pytest.mark.parametrize("code", ["", "0", "3"])

@@ -90,7 +90,9 @@ class WorkerShell(InteractiveShell):
             outcome = run(cell.source, store_history=True)
         finally:
             del compiler["get_code_name"]
-        error = outcome.error_before_exec or outcome.error_in_exec
+        # nothing of the cell has run: the frames are IPython's own
+        unread = outcome.error_before_exec
+        error = outcome.error_in_exec if unread is None else unread.with_traceback(None)
         if (kept := hook.bundle) is None:
             return None, {}, error
         return as_plain(kept[0]), kept[1], error
