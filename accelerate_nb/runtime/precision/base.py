@@ -123,12 +123,12 @@ class FP16(BF16):
 
     name = "fp16"
     dtype = torch.float16
-    scaler: MixedLayoutGradScaler
 
     def __init__(
         self, device: torch.device, options: AutocastKwargs | None = None, scaling: GradScalerKwargs | None = None
     ) -> None:
         super().__init__(device, options)
+        # `None` once an `Accelerator` is given that
         self.scaler = MixedLayoutGradScaler(device.type, **(scaling or GradScalerKwargs()).to_kwargs())
         self._unscaled: dict[int, Optimizer] = {}
 
@@ -136,6 +136,8 @@ class FP16(BF16):
         """Every device that autocast knows computes in float16."""
 
     def scale(self, loss: Tensor) -> Tensor:
+        if self.scaler is None:
+            return loss
         for optimizer in list(self._unscaled.values()):
             # the backward adds scaled gradients to these; an overflow must not be forgotten, whatever clipping made of it
             factor = math.inf if _overflows(self.scaler, optimizer) else self.scaler.get_scale()
@@ -147,13 +149,17 @@ class FP16(BF16):
 
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:
         """Divide the gradients of these optimizers by the factor, once between two backwards."""
-        for optimizer in optimizers if self.scaler.is_enabled() else ():
+        if self.scaler is None or not self.scaler.is_enabled():
+            return
+        for optimizer in optimizers:
             if id(optimizer) not in self._unscaled:
                 self.scaler.unscale_(optimizer)
                 self._unscaled[id(optimizer)] = optimizer
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         """Step unless a gradient overflowed, then adapt the factor; returns whether the optimizer stepped."""
+        if self.scaler is None:
+            return super().step(optimizer, closure)
         has_stepped = scaled_step(self.scaler, optimizer, closure)
         if not self.scaler.is_enabled():
             return has_stepped
@@ -166,7 +172,7 @@ class FP16(BF16):
 
     def reset(self, optimizer: Optimizer) -> None:
         """New gradients will be scaled ones."""
-        if self.scaler.is_enabled():
+        if self.scaler is not None and self.scaler.is_enabled():
             self._unscaled.pop(id(optimizer), None)
             self.scaler._per_optimizer_states.pop(id(optimizer), None)
 

@@ -85,10 +85,13 @@ class AcceleratedOptimizer(Optimizer):
         self._step_hold.stepped()
 
     def _scaled_step(self, closure: Callable[[], Any] | None) -> bool:
-        """Step through the strategy, or through a scaler of the user's; returns whether the optimizer stepped."""
+        """Step through the strategy, or as the user has assigned `scaler`; returns whether the optimizer stepped."""
         strategy = self._own_strategy()
-        if self.scaler is None or self.scaler is strategy.precision.scaler:
+        if self.scaler is strategy.precision.scaler:
             return strategy.step(self.optimizer, closure)
+        if self.scaler is None:
+            self.optimizer.step(closure)
+            return True
         has_stepped = scaled_step(self.scaler, self.optimizer, closure)
         self.scaler.update()
         return has_stepped

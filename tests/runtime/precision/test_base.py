@@ -106,6 +106,23 @@ def test_scaling_can_be_turned_off() -> None:
     assert weight.item() == pytest.approx(-1)
 
 
+def test_a_scaler_can_be_taken_away_from_an_accelerator_and_from_an_optimizer() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=SCALE)])
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
+    optimizer.scaler = None
+    accelerator.backward(weight.sum())
+    optimizer.step()
+    # as in Accelerate: the loss is scaled still, and nobody divides
+    assert weight.item() == 1 - SCALE
+    optimizer.zero_grad()
+    accelerator.scaler = None
+    accelerator.backward((3 * weight).sum())
+    assert accelerator.clip_grad_norm_([weight], 1.0) == 3
+    optimizer.step()
+    assert weight.item() == pytest.approx(-SCALE)
+
+
 @pytest.mark.parametrize("precision", [None, "no", "fp16"])
 def test_an_optimizer_steps_through_the_scaler_that_it_was_given(precision: str | None) -> None:
     scaler, weight = torch.amp.GradScaler("cpu", init_scale=SCALE), nn.Parameter(torch.ones(1))
