@@ -374,7 +374,11 @@ def _group_options() -> dict[str, Any]:
     rank_arguments = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     group = dist.group.WORLD
     assert group is not None
-    others = {"timeout": getattr(_backend_of(group).options, "_timeout", None), "device_id": group.bound_device_id}
+    others = {
+        "timeout": getattr(_backend_of(group).options, "_timeout", None),
+        "device_id": group.bound_device_id,
+        "pg_options": _held.rendezvous.others.get("pg_options"),
+    }
     given = {name: value for name, value in others.items() if value}
     return {"backend": str(dist.get_backend_config()), **rank_arguments, **given}
 

@@ -5,6 +5,7 @@ import itertools
 import os
 import warnings
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import Rendezvous, choose_device, current_world, forget, is_joined
+from accelerate_nb.runtime.world.state import PartialState
 from accelerate_nb.runtime.world.world import rank_numbers
 from accelerate_nb.runtime.xla import device as xla
 from tests.ranks import run_on_ranks
@@ -186,6 +188,24 @@ def trains_on(kwargs):
 def test_prepared_models_and_their_accelerator_go_on_also_with_gradients_that_are_packed_for_the_way(options):
     found = run_on_ranks(trains_on, 2, options)
     assert found == [([[1.5, 1.5]], [0, 1], 0), ([[1.5, 1.5]], [0, 1], 1)]
+
+
+def options_of_groups() -> list[bool]:
+    """Whether each default group is made with the options that the process was given."""
+    given, found, make = object(), [], registry.make_default_group
+
+    def noted(**options: Any) -> None:
+        found.append(options.get("pg_options") is given)
+        make(**options)
+
+    registry.make_default_group = noted
+    PartialState(cpu=True, pg_options=given)
+    registry.rebuild_groups("1")
+    return found
+
+
+def test_a_group_that_is_rebuilt_has_the_options_of_the_first() -> None:
+    assert run_on_ranks(options_of_groups, 2) == [[True, True]] * 2
 
 
 def counts_and_begins_again():
