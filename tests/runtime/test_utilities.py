@@ -419,6 +419,12 @@ def asking(peer: Peer, folder: str) -> dict[str, Any]:
     seen["adapter"] = accelerator.deepspeed_ulysses_dl_adapter("loader", None)
     with accelerator.maybe_context_parallel(buffers=[torch.ones(1)], buffer_seq_dims=[0]):
         seen["split"] = False
+
+    @accelerator.maybe_context_parallel()
+    def decorated() -> str:
+        return "as Accelerate's"
+
+    seen["decorated"] = [decorated(), decorated()]
     spread = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     seen["map"] = [accelerator.verify_device_map(spread)]
     spread[1].hf_device_map = {"a": 0, "b": "cpu"}

@@ -1,7 +1,8 @@
 """The properties of an `Accelerator`: its world, its precision, its settings, and how a model is spread over processes."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -71,6 +72,10 @@ class AcceleratorProperties(ProcessMethods):
     def scaler(self) -> torch.amp.GradScaler | None:
         """The scaler of the loss in fp16."""
         return self.precision.scaler
+
+    @scaler.setter
+    def scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+        self.precision.scaler = scaler
 
     @property
     def fp8_backend(self) -> FP8BackendType:
@@ -232,12 +237,13 @@ class AcceleratorProperties(ProcessMethods):
         """The index of this process's part of the sequences; `NotConfiguredError` where the model isn't split."""
         return self._part_along("cp", "Context parallelism", NotConfiguredError)
 
+    @contextmanager
     def maybe_context_parallel(
         self,
         buffers: list[Tensor] | None = None,
         buffer_seq_dims: list[int] | None = None,
         no_restore_buffers: set[Tensor] | None = None,
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """
         A block in which `buffers` are this process's parts of themselves along the dimensions `buffer_seq_dims`, where sequences are cut.
 
@@ -246,8 +252,10 @@ class AcceleratorProperties(ProcessMethods):
         """
         context = self.strategy.context
         if context is None:
-            return nullcontext()
-        return context.cut_buffers(buffers or [], buffer_seq_dims or [], list(no_restore_buffers or ()))
+            yield
+            return
+        with context.cut_buffers(buffers or [], buffer_seq_dims or [], list(no_restore_buffers or ())):
+            yield
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
         """
