@@ -1174,6 +1174,7 @@ def test_a_view_requests_all_of_the_run_until_the_page_has_it(page: Any) -> None
 def test_a_reset_begins_anew(page: Any, show: Any) -> None:
     show(running(8))
     page.get_by_role("tab", name="rank 7").click()
+    give(page, seq=6, skipped=10)
     page.evaluate(
         "(messages) => give(...messages)", [{**start(2), "seq": 9}, {"seq": 10, "lines": [[0, 0, "again", 1.0, 0]]}]
     )

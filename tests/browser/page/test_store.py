@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.page.feeds import running, start
+from tests.browser.page.feeds import start
 
 
 def _pieces(page: Any, text: str) -> Any:
@@ -81,21 +81,6 @@ def _store(page: Any, messages: list[dict[str, Any]], read: str) -> Any:
         " return new Function('store', 'return ' + read)(store); }",
         [messages, read],
     )
-
-
-def test_an_open_line_is_replaced_until_it_ends(page: Any) -> None:
-    lines = [[0, 0, "1 %", 1.0, 1], [0, 0, "50 %", 2.0, 1], [0, 1, "oh", 2.5, 0]]
-    read = "[store.ranks.get(0).ring.length, store.ranks.get(0).open.get(0)?.text, store.all.length]"
-    assert _store(page, [start(1), {"seq": 2, "lines": lines}], read) == [1, "50 %", 1]
-    closed = {"seq": 3, "lines": [[0, 0, "100 %", 3.0, 0]]}
-    assert _store(page, [start(1), {"seq": 2, "lines": lines}, closed], read) == [2, None, 2]
-
-
-def test_a_missing_message_is_counted_and_a_reset_forgets(page: Any) -> None:
-    gap = [start(2), {"seq": 2}, {"seq": 5}, {"seq": 6, "skipped": 10}]
-    assert _store(page, gap, "[store.gaps, store.skipped]") == [2, 10]
-    again = {**start(2), "seq": 9}
-    assert _store(page, [*gap, again, {"seq": 10}], "[store.gaps, store.skipped, store.all.length]") == [0, 0, 0]
 
 
 def test_a_rank_that_nobody_announced_gets_its_place(page: Any) -> None:
@@ -199,11 +184,6 @@ def test_steps_that_begin_again_still_find_the_nearest(page: Any) -> None:
 )
 def test_numbers_are_written_short(page: Any, call: str, text: str) -> None:
     assert page.evaluate(f"() => panel.{call}") == text
-
-
-def test_the_newest_bar_leads_and_the_one_around_it_is_known(page: Any) -> None:
-    read = "(({bar, outer}) => [bar.label, outer.label])(panel.progressOf(store.ranks.get(0)))"
-    assert _store(page, running(1), read) == ["train", "epoch"]
 
 
 def test_a_report_that_the_page_saves_has_the_ranks_of_each_node_and_what_makes_steps_slow(page: Any) -> None:
