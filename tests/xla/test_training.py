@@ -11,7 +11,6 @@ from accelerate_nb import Accelerator
 from accelerate_nb.big_models.memory import get_max_memory
 from accelerate_nb.big_models.tensors import as_device, best_device
 from accelerate_nb.runtime.xla import device as xla
-from tests.ranks import run_on_ranks
 from tests.runtime.loops import flat
 from tests.xla.weights import fixed
 
@@ -211,16 +210,3 @@ def test_torch_s_own_compiler_for_xla_gives_the_same_weights_and_compiles_no_mor
     (plain, _), (weights, is_settled) = found["compiled"]
     torch.testing.assert_close(torch.tensor(weights), torch.tensor(plain), rtol=1e-5, atol=1e-6)
     assert is_settled
-
-
-def ranks_train(cpu: bool) -> Any:
-    return [trained(name, precision, steps, clips=clips, cpu=cpu)[1] for name, precision, steps, clips in WAYS[:2]]
-
-
-def test_two_ranks_get_the_weights_of_two_plain_processes(on_xla):
-    found = on_xla(ranks_train, False, num_processes=2)
-    expected = run_on_ranks(ranks_train, 2, True)
-    assert found[0] == found[1]
-    for way, plain in zip(found[0], expected[0], strict=True):
-        for weight, plain_weight in zip(way, plain, strict=True):
-            torch.testing.assert_close(torch.tensor(weight), torch.tensor(plain_weight), rtol=2e-5, atol=2e-5)
