@@ -45,7 +45,8 @@ def test_a_folder_that_is_removed_costs_the_record_and_not_the_run(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
 def test_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path):
     run = launch(fills, (str(tmp_path),), folder=str(tmp_path), **SETTINGS)
-    with pytest.warns(RuntimeWarning, match=r"Not all .* in .*: No space left on device\. .* Free space there, or "):
+    why = r"Not all .* in .*: No space left on device\. What .* is lost\. Free space there, or .*: the setting `folder` \(A.*\)\.$"
+    with pytest.warns(RuntimeWarning, match=why):
         assert run.wait(60) == 6
     assert run.view.line_count == 20_000
     assert run.view.state == "finished"

@@ -1,6 +1,5 @@
 """`accelerate-nb launch` runs what is named on every process, and ends as it ended."""
 
-import os
 import shlex
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from accelerate_nb.cli.exit_codes import exit_code
 from accelerate_nb.cli.main import main
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.event_types import Failure
-from accelerate_nb.events.run_folder import shown_path
 from tests.cli.launch_requests import read
 from tests.export.making import code, notebook
 from tests.processes import python
@@ -205,36 +203,6 @@ def test_the_standard_input_is_read_and_the_lines_of_one_rank_are_shown():
     words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, "--only-rank", "0", "--quiet", script(reads)]
     done = subprocess.run(words, input="words\n", capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("read words on 0\n", "")
-
-
-REMOVES = "import shutil; shutil.rmtree(run)"
-FILLS = "(run / 'rank_0.log').symlink_to('/dev/full')"
-
-
-@pytest.mark.parametrize(
-    ("harm", "last"),
-    [
-        (REMOVES, "Not all of the run is kept: its folder was removed, with the output in it."),
-        pytest.param(
-            FILLS,
-            "Not all of the run is kept in {run}: No space left on device. What could not be written is lost. Free space "
-            "there, or set another folder for runs: the setting `folder` (ACCELERATE_NB_FOLDER).",
-            marks=pytest.mark.skipif(
-                not os.path.exists("/dev/full"), reason="this system has no disk that is always full"
-            ),
-        ),
-    ],
-    ids=["removed", "full"],
-)
-@pytest.mark.parametrize("flags", [[], ["--quiet"]], ids=["", "quiet"])
-def test_the_last_line_states_what_is_not_kept_why_and_what_to_do(harm, last, flags, folder):
-    text = f"from pathlib import Path; (run,) = Path({str(folder / 'runs')!r}).iterdir(); {harm}; print('still here')"
-    done = python("-m", "accelerate_nb", "launch", "--cpu", *flags, script(text), check=True)
-    assert done.stdout == "still here\n"
-    runs = [*(folder / "runs").iterdir()]
-    assert done.stderr.splitlines()[-1] == last.format(run=shown_path(runs[0]) if runs else "")
-    assert len(done.stderr.splitlines()) == (1 if flags else 2)
-    assert "All output" not in done.stderr
 
 
 def test_modules_and_programs_run_too(capfd):

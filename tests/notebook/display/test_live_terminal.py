@@ -63,8 +63,8 @@ class CapturedStreams:
             lambda: standard_sink(self.out, self.err, variables), is_command=True, clock=lambda: self.now, **options
         )
         facts = {"view": self.view, "folder": Path("/runs/1"), "name": "train.py", "why": "", "started": BEGAN}
-        facts["record_problem"] = ""
-        self.front_end.opened(SimpleNamespace(**facts, request_stop=self.stop_requests.append))
+        self.run = SimpleNamespace(**facts, record_problem="", request_stop=self.stop_requests.append)
+        self.front_end.opened(self.run)
 
     def feed(self, *events, after=1.0):
         for event in events:
@@ -118,6 +118,15 @@ def test_no_control_character_goes_into_a_pipe_and_seldom_where_the_ranks_are():
 def test_a_quiet_run_has_its_lines_and_nothing_else():
     captured = CapturedStreams(quiet=True).feed(line("a"), bar(0, 1), Metric(0, "loss", 1.0, 1, BEGAN))
     assert captured.end() == (["[0] a"], [])
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_last_line_is_what_is_not_kept_of_a_run_and_not_where_it_is(quiet):
+    captured = CapturedStreams(quiet=quiet)
+    captured.run.record_problem = "Not all of the run is kept."
+    _, err = captured.end()
+    assert err == [*([] if quiet else ["✔ train.py finished after 01:15"]), "Not all of the run is kept."]
+    assert captured.front_end.shows_record_problem, "a warning says so too"
 
 
 def test_whoever_reads_no_more_ends_the_run_quietly():
