@@ -1,7 +1,6 @@
 """`accelerate-nb test` tries the machine with real processes, and says what to mend."""
 
 import json
-import os
 import signal
 import threading
 
@@ -115,12 +114,3 @@ def test_nothing_is_started_where_nothing_could(monkeypatch, tmp_path, capsys):
 def test_a_flag_that_is_none_is_reported_by_name(capsys):
     assert main([*CPU, "--mixed-precison", "bf16"]) == 2
     assert "Did you mean --mixed-precision" in capsys.readouterr().err
-
-
-def test_variables_of_another_launch_fail_the_test(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(in_a_worker, "STEPS", in_a_worker.STEPS[:1])
-    assert main([*CPU, "--start-method", "fork"]) == 1
-    assert "to do: unset RANK WORLD_SIZE" in capsys.readouterr().out
-    assert os.environ["RANK"] == "1"

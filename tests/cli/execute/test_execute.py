@@ -21,6 +21,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, ExportError, MissingExtraError
 from accelerate_nb.export.notebook import read
 from tests.export.making import code, markdown, notebook
+from tests.notebooks.executing import printed
 from tests.processes import python
 
 COMMAND = [sys.executable, "-m", "accelerate_nb", "launch"]
@@ -35,11 +36,6 @@ shape = (1.0,)
 fast = False
 name: str | None = None
 """
-
-
-def printed(cell: Any) -> str:
-    """What a cell wrote."""
-    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
 
 
 # ------------------------------------------------------------------------------------------------------- one execution

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from html import escape
 
 import ipywidgets
@@ -11,23 +10,16 @@ import yaml
 
 from accelerate_nb import ConfigurationError, config_picker, notebook_launcher
 from accelerate_nb.config import hf_files
-from accelerate_nb.config.magic_args import read_cell_line
-from accelerate_nb.config.run_config import all_settings, differing, resolve, values
+from accelerate_nb.config.run_config import all_settings, differing, resolve
 from accelerate_nb.config.settings import GROUPS
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.notebook.picker import html
 from accelerate_nb.notebook.picker.form import appraise, initial_settings
-from tests.config.test_formats import SINGLE_SETTINGS
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 SERVER = AvailableDevices("cuda", "GPU", 2, 32)
 TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
-
-
-def machine_for(settings):
-    """A machine on which each setting alone is possible: it has the GPUs that are named."""
-    return AvailableDevices("cuda", "GPU", 8, 64) if "gpu_ids" in settings else LAPTOP
 
 
 def every(widget, widget_type):
@@ -281,21 +273,10 @@ def test_a_tpu_is_shown_as_what_the_machine_has():
     assert appraise({"cpu": True}, devices, {}).config is not None
 
 
-@pytest.mark.parametrize("form_settings", SINGLE_SETTINGS, ids=lambda form_settings: next(iter(form_settings)))
-def test_the_cells_first_line_is_understood_by_the_cell(form_settings):
-    found = appraise(values(resolve(form_settings, {})), machine_for(form_settings), {})
-    if found.config is None:
-        pytest.skip(f"not possible on a laptop: {found.wrong}")
-    options, settings = read_cell_line(found.magic.removeprefix("%%accelerate"))
-    if options.detach:
-        # a cell has a flag of its own for it
-        settings["detach"] = True
-    wanted = differing(found.config)
-    unset = set(wanted) - set(settings)
-    assert unset <= {"timeout", "results", "max_restarts", "restart_delay", "monitor_interval"}
-    assert all(name in found.notes.get("magic", "timeout") for name in unset)
-    assert resolve(settings, {}) == resolve({name: wanted[name] for name in set(wanted) - unset}, {})
-    assert shlex.split(found.command)[0] == "accelerate-nb"
+def test_what_cells_can_not_set_is_left_out_of_their_first_line_and_reported():
+    found = appraise({"max_restarts": "2", "debug": True, "detach": True, "timeout": "9"}, LAPTOP, {})
+    assert found.magic == "%%accelerate --timeout 9.0 --detach --debug"
+    assert found.notes["magic"].startswith("max_restarts is of no meaning to cells")
 
 
 def test_what_accelerate_does_not_read_of_a_file_is_reported():
