@@ -48,6 +48,9 @@ def test_a_function_can_save_what_it_has_when_it_is_interrupted(kernel: Kernel, 
     """)
     cell.until(lambda: cell.stdout.count("there") == 2)
     assert interrupted(cell) < INTERRUPTED
+    assert "KeyboardInterrupt: the run was interrupted" in cell.failure.traceback
+    assert "All output: " in cell.failure.traceback
+    assert "run.py" not in cell.failure.traceback, "frames of this package"
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["saved", "saved"]
     assert "saved 0" in cell.stdout
     assert "saved 1" in cell.stdout

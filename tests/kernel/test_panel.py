@@ -78,30 +78,6 @@ def test_messages_reach_the_page_and_the_kernel_while_the_cell_runs(any_kernel: 
     assert page.state() == "stopped"
 
 
-EVALUATE = """
-def evaluate():
-    import time
-    from accelerate_nb import Accelerator
-    accelerator = Accelerator()
-    for batch in range(10**9):
-        print("batch", batch, flush=True)
-        time.sleep(0.02)
-        if accelerator.stop_requested:
-            return batch
-"""
-
-
-def test_the_stop_button_gives_the_cell_what_an_evaluation_has(kernel: Kernel) -> None:
-    kernel.ok(EVALUATE)
-    cell, page = running_panel(kernel, "found = notebook_launcher(evaluate, num_processes=2, results='all')")
-    page.until(lambda: len(page.lines()) > 4)
-    page.send({"do": "stop"})
-    assert cell.wait().error is None
-    first, second = kernel.value("found")
-    assert first == second
-    assert page.state() == "stopped"
-
-
 def test_a_page_that_is_loaded_anew_gets_its_widgets_while_the_cell_runs(any_kernel: Kernel) -> None:
     cell, page = running_panel(any_kernel)
     assert any_kernel.reply(any_kernel.send("kernel_info_request", {}), 10)["status"] == "ok"
