@@ -22,20 +22,15 @@ def waits() -> None:
     time.sleep(600)
 
 
-def trains_on_six() -> list[float]:
-    """Three steps of six samples, which two or three ranks share evenly."""
-    return trains(3, batch_size=6)
-
-
-def trains(steps: int, batch_size: int = 8) -> list[float]:
+def trains(steps: int) -> list[float]:
     import torch
 
     torch.manual_seed(3)
     accelerator = Accelerator()
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.utils.data.TensorDataset(torch.randn(steps * batch_size, 4), torch.randn(steps * batch_size, 1))
-    loader = torch.utils.data.DataLoader(data, batch_size=batch_size // accelerator.num_processes)
+    data = torch.utils.data.TensorDataset(torch.randn(steps * 12, 4), torch.randn(steps * 12, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=12 // accelerator.num_processes)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for inputs, targets in loader:
         optimizer.zero_grad()
