@@ -12,12 +12,9 @@ import pytest
 import torch
 
 from accelerate_nb import Accelerator, WorkerError
-from accelerate_nb.config.run_config import resolve
 from accelerate_nb.events.event_types import DeviceSample
-from accelerate_nb.launching import self_test
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.run import Run
-from accelerate_nb.runtime.observability import self_test as in_a_worker
 from tests.gpu.devices import compute_for, finish, is_pretended
 from tests.waiting import until
 
@@ -171,16 +168,3 @@ def test_what_notebooks_import_is_loaded_ahead_and_leaves_the_device_to_ranks(
     fit = list if is_pretended() else supervisor._warmth.get().fit
     until(lambda: launched(are_loaded, fit(names), num_processes=1) == [[True] * len(fit(names))])
     assert [total for _, total in launched(own_device_and_sum)] == [float(ranks)] * ranks
-
-
-def fails(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError("The NVIDIA driver on your system is too old")
-
-
-def test_the_self_test_reports_an_accelerator_that_fails(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # this process has its modules changed, and forks a rank that uses no device
-    monkeypatch.setattr(in_a_worker, "Accelerator", fails)
-    checks = self_test.SelfTest(resolve({"num_processes": 1, "cpu": True, "start_method": "fork"}, {})).run()
-    assert [check.text for check in checks if check.state == "failed"] == [
-        "rank 0: RuntimeError: The NVIDIA driver on your system is too old"
-    ]

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from tests.kernel.kernels import Kernel, kernel as started
+from tests.kernel.kernels import kernel as started
 
 BEGIN = """
 %load_ext accelerate_nb
@@ -28,7 +26,7 @@ print("goes on")
 """
 
 
-def test_a_detached_cell_knows_the_notebooks_variables_and_outlives_its_kernel(tmp_path: Path) -> None:
+def test_a_detached_cell_knows_the_notebooks_variables_outlives_its_kernel_and_shows_its_lines(tmp_path: Path) -> None:
     go, environment = str(tmp_path / "go"), {"ACCELERATE_NB_FOLDER": str(tmp_path / "runs")}
     with started(tmp_path, **environment) as first, started(tmp_path, **environment) as second:
         first.ok(BEGIN)
@@ -43,25 +41,11 @@ def test_a_detached_cell_knows_the_notebooks_variables_and_outlives_its_kernel(t
         second.ok(f"pathlib.Path({go!r}).touch()")
         second.ok("run.wait()")
         assert second.value("run.logs(1).splitlines()") == ["1 one 4", "1 two 4", "goes on"]
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory):
-    with started(tmp_path_factory.mktemp("detached")) as running:
-        running.ok(BEGIN)
-        yield running
-
-
-def test_an_error_has_the_cells_own_lines(notebook: Kernel) -> None:
-    notebook.ok("%%accelerate -n 2 --detach\nx = 1\nmissing + x")
-    cell = notebook.run("accelerate_nb.attach(panel=False).wait()")
-    assert cell.failure.name == "NameError"
-    assert ", line 3, in <module>" in cell.failure.text
-    assert "Cell In[" in cell.failure.text
-    assert "interactiveshell" not in cell.failure.text
-
-
-@pytest.mark.parametrize("flag", ["--local", "--background", "--restart", "--ranks 0"])
-def test_what_belongs_to_a_session_is_refused(notebook: Kernel, flag: str) -> None:
-    cell = notebook.run(f"%%accelerate -n 2 --detach {flag}\n1")
-    assert "was given with --detach" in cell.failure.text
+        # an error has the cell's own lines
+        second.ok("%load_ext accelerate_nb")
+        second.ok("%%accelerate -n 2 --detach\nx = 1\nmissing + x")
+        error = second.run("accelerate_nb.attach(panel=False).wait()").failure
+        assert error.name == "NameError"
+        assert ", line 3, in <module>" in error.text
+        assert "Cell In[" in error.text
+        assert "interactiveshell" not in error.text

@@ -149,6 +149,11 @@ def test_errors_of_ours_are_reported_shortly(shell, capsys):
     assert len(output.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("flag", ["--local", "--background", "--restart", "--ranks 0"])
+def test_what_belongs_to_a_session_is_refused_with_detach(shell, capsys, flag):
+    assert "was given with --detach" in failed(shell, f"%%accelerate -n 2 --detach {flag}\n1", capsys)[0]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
