@@ -44,23 +44,6 @@ def test_equal_output_is_folded_and_only_errors_are_on_standard_error(two: Kerne
     assert cell.stderr.splitlines() == ["[0-1] ERROR:root:wrong"]
 
 
-def test_a_cell_s_bars_move_below_its_lines_and_leave_one(two: Kernel) -> None:
-    cell = two.ok("""
-    %%accelerate
-    import time
-    from tqdm import tqdm
-    for epoch in tqdm(range(2), desc=f"outer {rank}"):
-        for step in tqdm(range(5), desc="inner", leave=False, mininterval=0):
-            time.sleep(0.06)
-    """)
-    lines = cell.text.splitlines()
-    assert sorted(line.split("|")[0] for line in lines if "it/s" in line or "s/it" in line) == [
-        "[0]   outer 0: 100%",
-        "[1]   outer 1: 100%",
-    ]
-    assert len(cell.displays) == 1
-
-
 def test_values_of_the_last_expression_are_shown(two: Kernel) -> None:
     assert two.ok("%%accelerate\n1 + 1").stdout.splitlines() == ["[0-1] 2"]
     assert two.ok("%%accelerate\nrank").stdout.splitlines() == ["[0]   0", "[1]   1"]
