@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
+from uuid import uuid4
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.events.event_types import Display
@@ -79,11 +80,35 @@ def allow_prompts(no_input_because: str) -> None:
     sys.breakpointhook = sys.__breakpointhook__
 
 
-def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = None, **_: Any) -> None:
-    """Show objects in the notebook, under this rank; IPython's further options mean nothing here."""
+def display(
+    *objects: Any,
+    raw: bool = False,
+    metadata: dict[str, Any] | None = None,
+    display_id: str | bool | None = None,
+    update: bool = False,
+    **_: Any,
+) -> Any:
+    """
+    Show objects in the notebook, under this rank; IPython's further options mean nothing here.
+
+    A `display_id` names what is shown, and IPython's handle is returned, whose `update` replaces it.
+    """
+    name = uuid4().hex if display_id is True else str(display_id or "")
+    if name and not objects:
+        # nothing yet: the handle fills it
+        objects, raw = ({"text/plain": ""},), True
     for shown in objects:
         data, about = (shown, {}) if raw else _formatted(shown)
-        show(data, {**about, **(metadata or {})})
+        show(data, {**about, **(metadata or {})}, name, update=update)
+    if not name:
+        return None
+    from IPython.display import DisplayHandle
+
+    handle: Any = DisplayHandle(name)  # type: ignore[no-untyped-call]  # IPython leaves it without types
+    # where no IPython was loaded when the worker began, the handle's own ones would print
+    handle.display = partial(display, display_id=name)
+    handle.update = partial(display, display_id=name, update=True)
+    return handle
 
 
 def show(data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:

@@ -88,3 +88,17 @@ def test_displays_and_figures_of_ranks_are_shown_under_their_label(kernel: Kerne
     pictures = [shown["image/png"] for shown in cell.displays if "image/png" in shown]
     assert len(pictures) == 2
     assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_what_a_rank_displays_under_an_id_is_replaced(kernel: Kernel) -> None:
+    cell = kernel.ok("""
+    from IPython.display import HTML, update_display
+    def shows():
+        handle, empty = display(HTML("one"), display_id=True), display(display_id="mine")
+        handle.update(HTML("two"))
+        empty.update(HTML("three"))
+        update_display(HTML("four"), display_id="mine")
+    notebook_launcher(shows, num_processes=1)
+    """)
+    html = [shown.get("text/html") for shown in cell.displays]
+    assert [text for text in html if text in {"one", "two", "three", "four"}] == ["two", "four"]
