@@ -1,7 +1,9 @@
-"""The notebook's random states and settings of torch: a worker starts from them, as a forked process would."""
+"""The notebook's random states and settings of torch, NumPy and warnings: a worker starts from them, as a forked process would."""
 
 import random
 import sys
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,3 +84,43 @@ def current_torch_settings() -> TorchSettings | None:
     found = TorchSettings(torch.get_default_dtype(), deterministic, torch.get_float32_matmul_precision(), cudnn)
     is_usual = found == TorchSettings(torch.float32, (False, False), "highest", (False, False))
     return None if is_usual else found
+
+
+@dataclass(frozen=True, slots=True)
+class PrintSettings:
+    """The filters of warnings, the strongest first, and NumPy's print options, where it is imported."""
+
+    # action, message, the category's module and name, the module that warns, its line
+    filters: tuple[tuple[Any, str, tuple[str, str], str, int], ...]
+    numpy: Mapping[str, Any] | None
+
+    def install(self) -> None:
+        for action, message, (package, name), module, line in reversed(self.filters):
+            # a library that is not imported here has not warned yet
+            if (category := getattr(sys.modules.get(package), name, None)) is not None:
+                warnings.filterwarnings(action, message, category, module, line)
+        if self.numpy is not None:
+            import numpy
+
+            # another host's NumPy may know fewer
+            known = numpy.get_printoptions()
+            numpy.set_printoptions(**{name: value for name, value in self.numpy.items() if name in known})
+
+
+def current_print_settings() -> PrintSettings:
+    """The settings of this process, without functions that format, and categories that the notebook defines."""
+    found: list[Any] = [
+        item for item in warnings.filters if isinstance(item[2], type) and item[2].__module__ != "__main__"
+    ]
+    filters = tuple(
+        (action, _text(message), (category.__module__, category.__name__), _text(module), line)
+        for action, message, category, module, line in found
+    )
+    numpy = sys.modules.get("numpy")
+    options = None if numpy is None else {**numpy.get_printoptions(), "formatter": None}
+    return PrintSettings(filters, options)
+
+
+def _text(pattern: Any) -> str:
+    """A filter's regular expression; empty where it takes all."""
+    return getattr(pattern, "pattern", pattern) or ""

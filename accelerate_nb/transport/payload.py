@@ -10,7 +10,13 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.rank.rng_state import RandomStates, current_random_states, current_torch_settings
+from accelerate_nb.rank.rng_state import (
+    PrintSettings,
+    RandomStates,
+    current_print_settings,
+    current_random_states,
+    current_torch_settings,
+)
 from accelerate_nb.sources.cells import CellSources, current_sources, name_in_warnings
 from accelerate_nb.transport.logging_state import current_logging
 from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
@@ -102,11 +108,14 @@ class InheritedCall:
     call: Callable[[], Any]
     sources: CellSources
     states: RandomStates
+    # where NumPy keeps its options for each thread, and another one than the notebook's forks
+    print_settings: PrintSettings
     descriptors: tuple[int, ...] = ()
 
     def unpack(self) -> Callable[[], Any]:
         # Python gives its `random` a new seed in every forked process
         self.states.install()
+        self.print_settings.install()
         name_in_warnings(self.sources.numbers)
         return self.call
 
@@ -151,7 +160,7 @@ def received_payload(descriptor: int, more: Sequence[int]) -> PackedCall:
 
 def inherit(call: FunctionCall) -> InheritedCall:
     """A call for workers that are forked from this process."""
-    return InheritedCall(call, current_sources(), current_random_states())
+    return InheritedCall(call, current_sources(), current_random_states(), current_print_settings())
 
 
 def pack(call: FunctionCall) -> PackedCall:
@@ -164,7 +173,7 @@ def pack(call: FunctionCall) -> PackedCall:
     try:
         names: dict[str, Any] = {}
         try:
-            states = (current_random_states(), current_torch_settings(), current_logging())
+            states = (current_random_states(), current_torch_settings(), current_print_settings(), current_logging())
             entries = dump((*states, call, names), names)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
             raise explain(call.parts(), error, sources) from None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import process
 from typing import NamedTuple
@@ -75,6 +77,10 @@ class ProcessEnvironment:
     argv: tuple[str, ...]
     authkey: str
     threads: int | None
+    # the most files that may be open, the mask of new files' modes, and the cores that may be used, where the system names them
+    open_files: int | None = None
+    umask: int | None = None
+    cores: tuple[int, ...] = ()
 
     def take_over(self) -> None:
         os.environ.clear()
@@ -85,6 +91,17 @@ class ProcessEnvironment:
         sys.argv[:] = self.argv
         # proxies of a multiprocessing.Manager prove themselves with it
         process.current_process().authkey = bytes.fromhex(self.authkey)
+        if self.open_files is not None:
+            # one that an administrator has lowered meanwhile is no reason to fail
+            with suppress(ValueError, OSError):
+                resource.setrlimit(
+                    resource.RLIMIT_NOFILE, (self.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+                )
+        if self.umask is not None:
+            os.umask(self.umask)
+        if self.cores:
+            with suppress(OSError):
+                os.sched_setaffinity(0, self.cores)
 
     def on_node(self, node: ProcessEnvironment) -> ProcessEnvironment:
         """The same on another machine, whose own environment is `node`: its variables and modules stay, and these come on top."""
@@ -94,6 +111,9 @@ class ProcessEnvironment:
             folder=self.folder if os.path.isdir(self.folder) else node.folder,
             path=tuple(dict.fromkeys((*node.path, *(entry for entry in self.path if os.path.exists(entry))))),
             threads=self.threads or node.threads,
+            open_files=node.open_files,
+            umask=node.umask,
+            cores=node.cores,
         )
 
 
@@ -106,6 +126,9 @@ def current_environment(more: Mapping[str, str], threads: int | None) -> Process
         argv=tuple(map(str, sys.argv)),
         authkey=bytes(process.current_process().authkey).hex(),
         threads=threads,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        umask=_umask(),
+        cores=tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (),
     )
 
 
@@ -115,6 +138,13 @@ def current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         return ""
+
+
+def _umask() -> int | None:
+    """The mask of new files' modes, read without a moment in which it is another; `None` where the system doesn't say."""
+    with suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
+        return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), None)
+    return None
 
 
 def _is_text(entry: object) -> bool:

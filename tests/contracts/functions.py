@@ -3,11 +3,13 @@
 import ctypes
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,12 +35,21 @@ def facts(*args, **kwargs):
         "environment": dict(os.environ),
         "drawn": drawn,
         "torch": torch_settings(),
+        "process": process_settings(),
         "folder": os.getcwd(),
         "path": list(sys.path),
         "thread": threading.current_thread() is threading.main_thread(),
         "session": os.getsid(0),
         "pid": os.getpid(),
     }
+
+
+def process_settings():
+    """What a notebook sets of its process: a filter of warnings, how NumPy prints, limits."""
+    os.umask(umask := os.umask(0o77))
+    is_ignored = any(item[0] == "ignore" and getattr(item[1], "pattern", "") == "noise" for item in warnings.filters)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return is_ignored, np.get_printoptions()["precision"], umask, files, os.sched_getaffinity(0)
 
 
 def torch_settings():

@@ -3,9 +3,12 @@
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import threading
+import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
@@ -34,6 +37,26 @@ def torch_settings():
     cudnn.benchmark = cudnn.deterministic = False
 
 
+@contextmanager
+def other_process_settings():
+    """Other settings of this process than those in which its supervisor began."""
+
+    class OfTheNotebook(UserWarning):
+        """A category that no worker can import."""
+
+    OfTheNotebook.__module__ = "__main__"
+    cores, umask, (files, most) = os.sched_getaffinity(0), os.umask(0o27), resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.sched_setaffinity(0, {max(cores)})
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files - 1, most))
+    with warnings.catch_warnings(), np.printoptions(precision=3):
+        warnings.filterwarnings("ignore", "noise")
+        warnings.simplefilter("ignore", OfTheNotebook)
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    os.sched_setaffinity(0, cores)
+    os.umask(umask)
+
+
 @pytest.fixture(scope="module")
 def facts_run(engine, torch_settings):
     """One run that tells what its workers found: the run, and what it ought to have found."""
@@ -45,9 +68,10 @@ def facts_run(engine, torch_settings):
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
-    run = engine.launch(functions.facts, (1, "two"), {"three": [3]})
-    run.wait(60)
-    return run, expected
+    with other_process_settings():
+        run = engine.launch(functions.facts, (1, "two"), {"three": [3]})
+        run.wait(60)
+        return run, expected, functions.process_settings()
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -103,16 +127,17 @@ def test_workers_know_their_place_by_torchruns_variables(isolated, facts_run):
     assert len(meetings) == 1
 
 
-def test_workers_find_the_arguments_folder_path_random_states_and_torch_settings_of_the_notebook(
+def test_workers_find_the_arguments_folder_path_random_states_and_settings_of_the_notebook(
     engine, facts_run, torch_settings
 ):
-    run, expected = facts_run
+    run, expected, settings = facts_run
     assert len(run.results) == engine.size
     for found in run.results:
         assert (found["args"], found["kwargs"]) == ((1, "two"), {"three": [3]})
         assert (found["folder"], found["path"], found["thread"]) == (os.getcwd(), sys.path, True)
         assert found["drawn"] == expected
         assert found["torch"] == torch_settings
+        assert found["process"] == settings
 
 
 def test_each_worker_leads_a_session_of_its_own(isolated, facts_run):
@@ -146,7 +171,7 @@ def test_workers_read_one_copy_and_write_their_own(isolated):
 
 
 def test_what_a_rank_prints_is_kept_under_its_rank_and_in_order(isolated, facts_run):
-    run, _ = facts_run
+    run = facts_run[0]
     for rank in range(isolated.size):
         expected = [f"début {rank}", *(f"line {number}" for number in range(200)), "from C"]
         seen = run.view.rank(rank).lines
@@ -165,7 +190,7 @@ def test_what_an_inline_function_prints_appears_here(engine, capfd):
 
 
 def test_a_run_s_folder_is_complete(engine, facts_run):
-    run, _ = facts_run
+    run = facts_run[0]
     status = json.loads((run.folder / "status.json").read_text())
     assert status["state"] == "finished"
     assert status["error"] is None
