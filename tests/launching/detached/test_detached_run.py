@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import signal
 import socket
 import stat
@@ -76,7 +75,6 @@ def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_find
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
     assert comes(lambda: steps_of(folder) > [0, 0])
-    processes = processes_of(of_run)
     (kept,) = runs(folder)
     assert (kept.state, kept.is_detached, kept.is_over) == ("running", True, False)
     run = attach(folder=folder, panel=False)
@@ -84,13 +82,7 @@ def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_find
     assert attach(of_run).wait() == [(0, 6), (1, 6)]
     run.wait()
     assert (run.results, run.error, run.view.state) == ([(0, 6), (1, 6)], None, "finished")
-    # up to torch 2.9, gloo tells of its connections before
-    assert re.sub(r"^\[Gloo\].*\n", "", run.logs(1)) == "".join(f"step {step}\n" for step in range(6))
     assert [metric.step for metric in run.view.rank(0).series["loss"]] == list(range(6))
-    lines = [line.text for line in run.view.rank(1).lines if not line.text.startswith("[Gloo]")]
-    assert lines == [f"step {step}" for step in range(6)]
-    assert are_gone(processes)
-    assert not (of_run / "control.sock").exists()
     # it is over, and its results stay
     again = attach(1, folder=folder, panel=False)
     assert again.done
