@@ -5,6 +5,7 @@ import dis
 import io
 import os
 import pickle
+import pkgutil
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -92,14 +93,10 @@ class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return _reduce_storage(obj)
         if torch is not None and type(obj) is torch.Tensor and obj.dtype in torch.storage._new_dtypes():
             return _reduce_as_integers(obj)
-        shells = sys.modules.get("IPython.core.interactiveshell")
-        if shells is not None and isinstance(obj, shells.InteractiveShell):
-            # a function that mentions get_ipython would drag the whole shell along, its history's database first
-            return type(None), ()
         if isinstance(obj, BaseException) and (apart := exception_reduction(obj)) is not None:
             return apart
-        if (handle := _reduce_handle(obj)) is not None:
-            return handle
+        if (apart := _reduce_shell(obj) or _reduce_handle(obj)) is not None:
+            return apart
         return super().reducer_override(obj)
 
 
@@ -196,6 +193,20 @@ def _code_of_file(
     filename: str, constructor: Callable[..., types.CodeType], arguments: tuple[Any, ...]
 ) -> types.CodeType:
     return constructor(*arguments).replace(co_filename=filename)
+
+
+def _reduce_shell(obj: Any) -> Any:
+    """IPython's shell, which stays where it is, and `get_ipython`, which gives a function that of the process it comes to."""
+    shells = sys.modules.get("IPython.core.interactiveshell")
+    if shells is None:
+        return None
+    if isinstance(obj, shells.InteractiveShell):
+        # a function that mentions it would drag all of it along, its history's database first
+        return type(None), ()
+    if isinstance(obj, types.MethodType) and obj.__func__ is shells.InteractiveShell.get_ipython:
+        # `!commands` and magics in a function are calls of it
+        return pkgutil.resolve_name, ("accelerate_nb.worker.session.shell:current_shell",)
+    return None
 
 
 def _reduce_handle(obj: Any) -> Any:

@@ -90,6 +90,20 @@ def test_displays_and_figures_of_ranks_are_shown_under_their_label(kernel: Kerne
     assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
 
 
+def test_a_function_runs_shell_commands_and_magics_in_its_rank(kernel: Kernel) -> None:
+    cell = kernel.ok("""
+    import os
+    def runs():
+        !echo from the shell
+        found = !echo captured
+        %env MINE=yes
+        return list(found), os.environ["MINE"]
+    print("returned", notebook_launcher(runs, num_processes=1), os.environ.get("MINE"))
+    """)
+    assert "[0] from the shell" in cell.stdout
+    assert "returned (['captured'], 'yes') None" in cell.stdout
+
+
 def test_what_a_rank_displays_under_an_id_is_replaced(kernel: Kernel) -> None:
     cell = kernel.ok("""
     from IPython.display import HTML, update_display

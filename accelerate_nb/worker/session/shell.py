@@ -6,6 +6,7 @@ import warnings
 from types import ModuleType
 from typing import Any
 
+from IPython import get_ipython
 from IPython.core import interactiveshell
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -96,6 +97,11 @@ class WorkerShell(InteractiveShell):
         if (kept := hook.bundle) is None:
             return None, {}, error
         return as_plain(kept[0]), kept[1], error
+
+
+def current_shell() -> InteractiveShell:
+    """The process's shell; where there is none yet, one whose cells run in `__main__`."""
+    return get_ipython() or new_shell(sys.modules["__main__"])
 
 
 def new_shell(main: ModuleType) -> WorkerShell:
