@@ -72,6 +72,12 @@ def check_function(function: Any) -> None:
         )
 
 
+def is_no_failure(error: BaseException) -> bool:
+    """Whether code was left by `sys.exit()` or `sys.exit(0)`, a script's way to end without an error."""
+    # a code may be any object, such as what `main` returns
+    return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
     """A function and what it is called with."""
@@ -84,8 +90,7 @@ class FunctionCall:
         try:
             return self.function(*self.args, **self.kwargs)
         except SystemExit as error:
-            # sys.exit() and sys.exit(0) are a script's way to end without an error
-            if error.code in {None, 0}:
+            if is_no_failure(error):
                 return None
             raise
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from multiprocessing.context import get_spawning_popen
 
 import pytest
@@ -41,6 +42,13 @@ def test_what_only_a_fork_can_inherit_is_an_error():
     assert "get_context('spawn')" in str(caught.value)
     # nothing else is taken for a process being spawned afterwards
     assert get_spawning_popen() is None
+
+
+def test_an_exit_with_any_object_as_its_code_stays_an_exit():
+    with pytest.raises(SystemExit) as caught:
+        FunctionCall(sys.exit, ({"loss": 1},))()
+    assert caught.value.code == {"loss": 1}
+    assert FunctionCall(sys.exit, (0,))() is None
 
 
 def adds(queue, lock, event, counter, connection, shared):

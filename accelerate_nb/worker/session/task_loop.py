@@ -30,6 +30,7 @@ from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, map_entries, write_entries
 from accelerate_nb.transport.messages import BeginTask, CloseSession, InterruptTask
 from accelerate_nb.transport.outcome import failure_of, why_left_out
+from accelerate_nb.transport.payload import is_no_failure
 from accelerate_nb.transport.serializer import dump_homeward, explain, load
 from accelerate_nb.worker import stdio
 from accelerate_nb.worker.control_channel import ControlChannel
@@ -262,11 +263,6 @@ class TaskLoop:
             failed = self._failed(explain(reply.value or {}, error, sources_of(self._shell.compile._filename_map)))
             failed_reply = replace(failed, seconds=reply.seconds, groups=reply.groups, names=reply.names)
             return dump_homeward(failed_reply, self._known)
-
-
-def is_no_failure(error: BaseException) -> bool:
-    """Whether a cell or a function was left by an exit without an error."""
-    return isinstance(error, SystemExit) and error.code in {None, 0}
 
 
 def _collectives() -> dict[str, int]:
