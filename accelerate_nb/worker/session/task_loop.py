@@ -11,12 +11,14 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from accelerate_nb.errors import PayloadError
 from accelerate_nb.events.event_types import TaskDone
 from accelerate_nb.failures.exception_copy import linked_exceptions
 from accelerate_nb.rank import background_tasks
@@ -31,7 +33,7 @@ from accelerate_nb.transport.memory_file import Bytes, map_entries, write_entrie
 from accelerate_nb.transport.messages import BeginTask, CloseSession, InterruptTask
 from accelerate_nb.transport.outcome import failure_of, why_left_out
 from accelerate_nb.transport.payload import is_no_failure
-from accelerate_nb.transport.serializer import dump_homeward, explain, load
+from accelerate_nb.transport.serializer import dump_homeward, load, unpicklable_part
 from accelerate_nb.worker import stdio
 from accelerate_nb.worker.control_channel import ControlChannel
 from accelerate_nb.worker.process_group_keys import begin_generation
@@ -260,7 +262,9 @@ class TaskLoop:
                 return dump_homeward(
                     replace(reply, value={session_tasks.RETURNED: None}, left_out=left_out), self._known
                 )
-            failed = self._failed(explain(reply.value or {}, error, sources_of(self._shell.compile._filename_map)))
+            part = unpicklable_part(reply.value, "variables", partial(dump_homeward, known=self._known))
+            text = f"{part}, which can't be sent to the notebook ({type(error).__name__}: {error}). Pull what it is made from."
+            failed = self._failed(PayloadError(text))
             failed_reply = replace(failed, seconds=reply.seconds, groups=reply.groups, names=reply.names)
             return dump_homeward(failed_reply, self._known)
 
