@@ -107,6 +107,8 @@ class StepHold:
 
     def declare_knob(self, name: str, value: float, least: float | None, most: float | None) -> Knob:
         """The knob of this name, with the value that it was changed to where the same was declared before."""
+        # one that is infinite is none; one that is no number bounds nothing
+        least, most = (None if bound is None or not math.isfinite(bound) else bound for bound in (least, most))
         made = Knob(name, value, least, most)
         known = self._knobs.get(name)
         if known is not None and (known.declared, known.least, known.most) == (made.declared, least, most):

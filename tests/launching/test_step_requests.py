@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import time
 from pathlib import Path
 
@@ -138,6 +139,9 @@ def test_a_knob_changes_on_all_ranks_after_the_same_step(tmp_path):
 def test_a_knob_without_a_panel_keeps_its_value():
     knob = Accelerator(cpu=True).knob("momentum", 0.9, max=1.0)
     assert (knob.value, float(knob)) == (0.9, 0.9)
+    # as if there were none
+    knob = Accelerator(cpu=True).knob("momentum", 0.9, min=-math.inf, max=math.inf)
+    assert (knob.least, knob.most) == (None, None)
     with pytest.raises(ConfigurationError, match="takes at most 1"):
         Accelerator(cpu=True).knob("momentum", 1.5, max=1.0)
 

@@ -18,7 +18,7 @@ from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.message_feed import Message
 from accelerate_nb.notebook.display.output_area import MimeBundle
-from accelerate_nb.notebook.display.run_display import RunDisplay
+from accelerate_nb.notebook.display.run_display import RunDisplay, frontend_state
 from accelerate_nb.notebook.page import bundle as joining
 from accelerate_nb.reports.run_table import RunTable
 
@@ -69,6 +69,7 @@ class RunBrowser:
             ).start()
 
     def _open(self, number: int | None) -> None:
+        frontend_state().keep(self)
         self._shown = output = _OutputBelow(self, number, self._runs.html_parts(self.element_id, number))
         if number is None:
             self.update(output, None)

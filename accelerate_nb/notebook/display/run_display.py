@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
@@ -51,6 +51,9 @@ class FrontendState:
 
     def keep(self, widget: _KeptWidget) -> None:
         """Let the panel of a run that is over stay, or a table of runs, and take away an old one for it."""
+        with suppress(ValueError):
+            # it is in use again
+            self._over.remove(widget)
         self._over.append(widget)
         unneeded = [item for item in self._over if item.is_delivered][:-_KEPT]
         for item in unneeded or [*self._over][:-_KEPT_UNSEEN]:

@@ -139,7 +139,7 @@ function graphicRendition(style, codes) {
         next[place] = colourOf256(codes[i + 2] & 255);
         i += 2;
       } else if (codes[i + 1] === 2) {
-        next[place] = `rgb(${codes.slice(i + 2, i + 5).map((part) => part & 255)})`;
+        if (codes.length > i + 4) next[place] = `rgb(${codes.slice(i + 2, i + 5).map((part) => part & 255)})`;
         i += 4;
       }
     }

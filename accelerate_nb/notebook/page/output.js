@@ -117,6 +117,8 @@ export class Output {
   /** Puts the logs into the page that are chosen now: "all" ranks or one, or ranks side by side. */
   arrange(chosen = {}) {
     Object.assign(this, chosen);
+    // a restart may have fewer ranks
+    if (!this.store.ranks.has(this.chosen)) this.chosen = "all";
     const ranks = [...this.store.ranks.keys()];
     const sideBox = (log, rank) => {
       const file = button("anb-mini", "⤓", () => this.requestLog(rank), { "aria-label": `whole file of rank ${rank}`, title: "whole file" });

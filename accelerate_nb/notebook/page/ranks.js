@@ -71,7 +71,7 @@ class RankRow {
     names.forEach((name, i) => {
       const value = rankState.newest.get(name);
       const [least, most] = rankState.spread?.get(name) ?? [value, value];
-      setText(this.metrics[i], number(least) === number(most) ? number(value) : `${number(least)}–${number(most)}`);
+      setText(this.metrics[i], number(least) === number(most) ? number(least) : `${number(least)}–${number(most)}`);
       set(this.metrics[i], "data-name", name);
       this.metrics[i].classList.toggle("anb-bad", value !== undefined && !Number.isFinite(value));
     });

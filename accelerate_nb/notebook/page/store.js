@@ -143,6 +143,7 @@ export function feed(store, message) {
   for (const [node, cpu, used, total] of message.loads ?? []) store.loads.set(node, { cpu, used, total });
   if (message.precision) store.precision = message.precision === "no" ? "" : message.precision;
   if (message.state) Object.assign(store, { state: { detail: "", ended: null, ...message.state }, profileError: "" });
+  store.following ||= END_STATES.has(store.state.state);
   for (const [rank, state, detail, lineCount] of message.ranks ?? []) Object.assign(rankOf(store, rank), { state, detail, lineCount });
   // of what came before the page was loaded its own times count; a node's clock may be wrong
   const arrived = message.reset ? null : kernelNow(store);

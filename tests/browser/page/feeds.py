@@ -92,7 +92,8 @@ def _lines(size: int, chance: random.Random) -> list[list[Any]]:
             lines.append(
                 [1 % size, 1, "UserWarning: The dataloader has few workers, which may be a bottleneck.", at, 0]
             )
-    lines.append([0, 0, "saving\x1b[38;5;208m checkpoint\x1b[0m …", STARTED + SECONDS, 1])
+    # one colour lacks its numbers
+    lines.append([0, 0, "saving\x1b[38;5;208m check\x1b[48;2mpoint\x1b[0m …", STARTED + SECONDS, 1])
     return lines
 
 

@@ -137,8 +137,10 @@ def test_restarts_are_counted_in_the_head_and_reported_with_what_ended_each_atte
         [3, 3, "a node was lost; 1 of 2 ranks starts again", 1],
         [4, 4, "node 1 has come; 3 ranks start again", 3],
     )
+    page.get_by_role("tab", name="rank 1").click()
     give(page, seq=5, restarts=[first, second, fewer])
     expect(_rows(page)).to_have_count(1)
+    expect(page.get_by_role("log")).to_have_accessible_name("output of all ranks")
     give(page, seq=6, restarts=[first, second, fewer, more])
     expect(_rows(page)).to_have_count(3)
 
@@ -203,11 +205,14 @@ def test_ranks_that_report_the_same_are_one_row_until_it_is_unfolded(page: Any, 
     # the slowest leads
     expect(rows.locator(".anb-bar-text")).to_contain_text("50–57/100")
     expect(rows).to_contain_text("0.5000–1.200")
+    # also of a rank that does not lead
+    give(page, seq=3, metrics=[["reward", 3, [[0, 7.5, 0.0]]]])
+    expect(rows).to_contain_text("7.500")
     expect(rows).to_contain_text("8 × cuda")
     expect(rows).to_contain_text("84 %")
     expect(page.get_by_role("img", name=re.compile("^ranks 0–7 step: 10.0 ms"))).to_be_visible()
     # who fails stands alone, and too few others do
-    give(page, seq=3, ranks=[[5, "failed", "exit code 1", 0]])
+    give(page, seq=4, ranks=[[5, "failed", "exit code 1", 0]])
     expect(rows).to_have_count(4)
     names = [name.strip() for name in rows.get_by_role("rowheader").all_inner_texts()]
     assert names == ["0–4", "5", "6", "7"]
@@ -412,6 +417,11 @@ def test_a_background_run_can_be_left_alone_for_a_while(page: Any, show: Any) ->
     expect(page.get_by_text("while nobody looks")).to_have_count(0)
     page.get_by_role("button", name="Unfreeze view").click()
     expect(page.get_by_text("while nobody looks")).to_be_visible()
+    # what is frozen when the run ends shows its end
+    page.get_by_role("button", name="Freeze view").click()
+    give(page, seq=3, state={"state": "finished", "ended": STARTED + 75})
+    expect(page.locator(".anb-head")).to_contain_text("finished")
+    expect(page.locator(".anb-head")).not_to_contain_text("frozen")
 
 
 def test_stacks_are_requested_shown_marked_copied_and_closed(page: Any, show: Any) -> None:

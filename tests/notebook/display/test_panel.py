@@ -93,6 +93,11 @@ def test_the_ends_of_a_night_s_runs_wait_for_a_page(tmp_path):
         live._take({"do": "hello"})
         live._take({"do": "ack", "seq": live._feed.seq})
     assert all(live.is_delivered for live in panels)
+    # one that is used again and again stays
+    for live in panels[1:]:
+        frontend.keep(panels[0])
+        frontend.keep(live)
+    assert panels[0]._panel.comm is not None
 
 
 def test_a_log_is_fetched_whole_or_its_end_with_a_word_about_the_rest(tmp_path):
