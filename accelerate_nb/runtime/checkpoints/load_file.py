@@ -69,10 +69,10 @@ class LoadedFile:
     content: Any
     receive: Callable[[Any], Any]
 
-    def give(self) -> None:
-        """Pass it on; what doesn't fit is an error that names the file."""
+    def give(self) -> Any:
+        """Pass it on, and return what the function does; what doesn't fit is an error that names the file."""
         try:
-            self.receive(self.content)
+            return self.receive(self.content)
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise CheckpointError(
                 f"{self.path} does not fit: it should hold {self.expected} ({type(error).__name__}: {error}). Prepare the same "

@@ -187,16 +187,18 @@ def load(folder: Path, models: Sequence[Module], optimizers: Sequence[Any]) -> l
     return found + [load_optimizer(folder, index, optimizer, models) for index, optimizer in enumerate(optimizers)]
 
 
-def load_model(folder: Path, index: int, model: Module, *, learning_only: bool = False) -> LoadedFile:
-    """This process's part of a model's weights, or the whole of those that are not sharded."""
+def load_model(
+    folder: Path, index: int, model: Module, *, learning_only: bool = False, in_parts: bool = False
+) -> LoadedFile:
+    """This process's part of a model's weights, or the whole of those that are not sharded; `in_parts` where there are both."""
     parts, complete = folder / model_folder(index), folder / file_names.numbered(MODEL_FOLDER, index)
     expected, state = f"the weights of model {index}", model_state(model, learning_only=learning_only)
 
-    def receive(loaded: dict[str, Any]) -> None:
+    def receive(loaded: dict[str, Any]) -> Any:
         elsewhere = {name: value for name, value in original_state(model).items() if is_missing(value)}
-        load_original_state(model, {**loaded, **elsewhere}, strict=not learning_only)
+        return load_original_state(model, {**loaded, **elsewhere}, strict=not learning_only)
 
-    if complete.exists():
+    if complete.exists() and not (in_parts and (parts / LIST).is_file()):
         found = {original_name(name): value for name, value in read(complete, expected, mmap=True).items()}
         return LoadedFile(complete, expected, parts_of(found, state), receive)
     if not (parts / LIST).is_file():
@@ -209,12 +211,18 @@ def load_model(folder: Path, index: int, model: Module, *, learning_only: bool =
     return LoadedFile(parts, expected, content["model"], receive)
 
 
-def load_optimizer(folder: Path, index: int, optimizer: Any, models: Sequence[Module]) -> LoadedFile:
-    """This process's part of an optimizer's state: in parts, or complete by names of weights or by their numbers."""
+def load_optimizer(
+    folder: Path, index: int, optimizer: Any, models: Sequence[Module], *, in_parts: bool = True
+) -> LoadedFile:
+    """
+    This process's part of an optimizer's state: in parts, or complete by names of weights or by their numbers.
+
+    Where there are both, `in_parts` says which.
+    """
     model, bare = _model_of(optimizer, models), _bare(optimizer)
     parts, complete = folder / optimizer_folder(index), folder / file_names.numbered(file_names.OPTIMIZER_NAME, index)
     expected = f"the state of optimizer {index}"
-    if (parts / LIST).exists():
+    if (parts / LIST).exists() and (in_parts or not complete.exists()):
         was_empty = not bare.state
         try:
             content = {"optimizer": _like(states.get_optimizer_state_dict(model, bare))}

@@ -213,6 +213,28 @@ def reads_by_functions(peer: Peer, folder: str) -> Any:
     return found
 
 
+def reads_its_type_of_all_weights(peer: Peer, folder: str) -> Any:
+    """Of a folder with both types, one written before the other; the model has buffers, and no adapter."""
+    training = Training(peer)
+    accelerator, plugin, utils = training.accelerator, training.accelerator.state.fsdp_plugin, peer.door("utils")
+    model, optimizer, target, found = training.model, training.optimizer, f"{folder}/{peer.name}", []
+    saved = []
+    for name in FORMATS:
+        training.epoch()
+        training.use_format(name)
+        saved.append((training.weights(), training.momenta()))
+        utils.save_fsdp_model(plugin, accelerator, model, target, adapter_only=True)
+        utils.save_fsdp_optimizer(plugin, accelerator, optimizer, model, target)
+        accelerator.wait_for_everyone()
+    for name in FORMATS:
+        training.forget()
+        training.use_format(name)
+        result = utils.load_fsdp_model(plugin, accelerator, model, target, adapter_only=True)
+        utils.load_fsdp_optimizer(plugin, accelerator, optimizer, model, target, adapter_only=True)
+        found.append((training.weights(), training.momenta()))
+    return saved, found, result
+
+
 def files(folder: Path) -> set[str]:
     """The files below a folder, without what this package has besides."""
     others = ("checkpoint.json", "positions_")
@@ -312,3 +334,13 @@ def test_functions_of_other_libraries_write_the_same_and_read_each_other(tmp_pat
         saved = {"accelerate_nb": written.ours[rank], "accelerate": written.theirs[rank]}
         for (other, _), found in (*read.ours[rank].items(), *read.theirs[rank].items()):
             torch.testing.assert_close(found, saved[other], rtol=0, atol=0)
+
+
+def test_functions_read_the_type_of_the_plugin_and_have_all_weights_of_a_model_without_adapters(tmp_path: Path) -> None:
+    both = under_both(reads_its_type_of_all_weights, 2, str(tmp_path))
+    for ours, theirs in zip(both.ours, both.theirs, strict=True):
+        for saved, found, result in (ours, theirs):
+            torch.testing.assert_close(found, saved, rtol=0, atol=0)
+            assert result == ours[2]
+            assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    assert keys(tmp_path / "accelerate_nb") == keys(tmp_path / "accelerate")

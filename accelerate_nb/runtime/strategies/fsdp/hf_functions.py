@@ -12,6 +12,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
+from accelerate_nb.big_models.tensors import is_peft_model
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, LastFile, write_files
 from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
@@ -32,13 +33,13 @@ def save_fsdp_model(
     """
     Write a sharded model to a folder, in parts or complete as the plugin's `state_dict_type` says; all processes call it.
 
-    With `adapter_only` the weights that learn alone. Parts without `use_dcp` are a file of each process's own part, which
-    the same number of processes can load, with `use_dcp=False` too.
+    With `adapter_only` of a model of PEFT the weights that learn alone. Parts without `use_dcp` are a file of each process's
+    own part, which the same number of processes can load, with `use_dcp=False` too.
     """
     from accelerate_nb.runtime.checkpoints import named_states
 
     sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
-    state = named_states.model_state(sharded, learning_only=adapter_only)
+    state = named_states.model_state(sharded, learning_only=adapter_only and is_peft_model(sharded))
     in_parts = _parts(fsdp_plugin)
     if in_parts and not use_dcp:
         files = [FileToWrite(_process_file(accelerator, named_states.model_folder(model_index)), state)]
@@ -55,23 +56,29 @@ def load_fsdp_model(
     model_index: int = 0,
     adapter_only: bool = False,
     use_dcp: bool = True,
-) -> None:
-    """Read what `save_fsdp_model` wrote, here or in Accelerate; all processes call it, as many as with `use_dcp=False` saved."""
+) -> Any:
+    """
+    Read what `save_fsdp_model` wrote, here or in Accelerate; all processes call it, as many as with `use_dcp=False` saved.
+
+    Returns the missing and the unexpected names, as `load_state_dict` does.
+    """
     from accelerate_nb.runtime.checkpoints import named_states
 
     sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
-    parts = named_states.model_folder(model_index)
+    parts, learning_only = named_states.model_folder(model_index), adapter_only and is_peft_model(sharded)
     if _parts(fsdp_plugin) and not use_dcp:
         loaded = _own_part(
             Path(input_dir, _process_file(accelerator, parts)),
             f"this process's part of model {model_index}",
             sharded,
-            lambda state: sharded.load_state_dict(state, strict=not adapter_only),
+            lambda state: sharded.load_state_dict(state, strict=not learning_only),
         )
     else:
-        loaded = named_states.load_model(_above(input_dir, parts), model_index, sharded, learning_only=adapter_only)
-    loaded.give()
+        folder, in_parts = _above(input_dir, parts), _parts(fsdp_plugin)
+        loaded = named_states.load_model(folder, model_index, sharded, learning_only=learning_only, in_parts=in_parts)
+    result = loaded.give()
     accelerator.wait_for_everyone()
+    return result
 
 
 def save_fsdp_optimizer(
@@ -119,7 +126,8 @@ def load_fsdp_optimizer(
             lambda state: named_states.set_optimizer_state(optimizer, models, state),
         )
     else:
-        loaded = named_states.load_optimizer(_above(input_dir, parts), optimizer_index, optimizer, models)
+        folder, in_parts = _above(input_dir, parts), _parts(fsdp_plugin)
+        loaded = named_states.load_optimizer(folder, optimizer_index, optimizer, models, in_parts=in_parts)
     loaded.give()
     accelerator.wait_for_everyone()
 
