@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from accelerate_nb.config.options.parallelism import DEGREES
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.world.mesh import AXES, Mesh
+from accelerate_nb.user_warnings import warn_user
 
 _ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
 
@@ -33,6 +34,10 @@ class TorchTensorParallelConfig:
     loss_parallel: bool = field(default=None, kw_only=True)  # type: ignore[assignment]  # a truth value once it is made
 
     def __post_init__(self) -> None:
+        if self.enable_async_tp:
+            warn_user(
+                "Async tensor parallelism is currently not supported, ignoring this option: leave enable_async_tp out."
+            )
         if self.loss_parallel is None:
             self.loss_parallel = DEGREES.read("tp_loss_parallel", os.environ)
 

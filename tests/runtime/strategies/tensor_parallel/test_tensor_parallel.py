@@ -153,6 +153,11 @@ def test_without_the_sum_of_gradients_it_ends_in_other_weights() -> None:
     assert max((found["state"][name] - weight).abs().max().item() for name, weight in expected.items()) > 1e-4
 
 
+def test_layers_that_compute_while_they_send_are_requested_in_vain() -> None:
+    with pytest.warns(UserWarning, match="Async tensor parallelism is currently not supported"):
+        TorchTensorParallelConfig(enable_async_tp=True)
+
+
 def refused(make: Callable[[], nn.Module], handler: dict[str, Any], size: int, text: str) -> None:
     accelerator = Accelerator(cpu=True, **along(handler, tp_size=size))
     with pytest.raises(ConfigurationError, match=re.escape(text)):
