@@ -169,8 +169,18 @@ class StepMethods(AcceleratorProperties):
         A block in which processes may have different numbers of batches: one that has none left joins the others' collectives.
 
         `even_batches` holds for the prepared loaders inside the block; of an iterable data set it can't, which is warned of.
+        Sharded and split models can't join, as in Accelerate: there the block changes nothing, which is warned of.
         """
         even = self.dataloader_config.even_batches if even_batches is None else even_batches
+        joining = nullcontext() if even else self.strategy.join_uneven(joinables)
+        if joining is None:
+            if self.world.size > 1:
+                warn_user(
+                    "Joining uneven inputs is only supported for DDP, as a result `join_uneven_inputs` will have no effect. "
+                    "Leave even_batches=True, or give the loader drop_last=True."
+                )
+            yield
+            return
         wanted = () if even_batches is None else self.bundle.loaders
         found: list[Any] = [getattr(loader, "batch_sampler", None) for loader in wanted]
         samplers = [sampler for sampler in found if hasattr(sampler, "even_batches")]
@@ -183,11 +193,8 @@ class StepMethods(AcceleratorProperties):
         for sampler in samplers:
             sampler.even_batches = even
         try:
-            if even:
+            with joining:
                 yield
-            else:
-                with self.strategy.join_uneven(joinables):
-                    yield
         finally:
             for sampler, value in zip(samplers, before, strict=True):
                 sampler.even_batches = value

@@ -398,9 +398,9 @@ class Strategy:
 
     # The rest
 
-    def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
-        """A block in which processes may have different numbers of batches."""
-        return nullcontext()
+    def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any] | None:
+        """A block in which processes may have different numbers of batches; `None` where they always need equally many."""
+        return None
 
     def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
         """Warnings about weights that learn and whose gradients are not shared as they should be; `models` are prepared."""

@@ -1,13 +1,16 @@
 """Training with sharded weights: every kind of model ends in the weights of one process, or is refused by name."""
 
 import copy
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -99,6 +102,8 @@ def wraps_blocks() -> None:
     assert sharded_names(check_equal(Net())) == blocks
     by_size = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 60}
     assert sharded_names(check_equal(Net(), **by_size)) >= {"", "first", "last"}
+    partial_size = {"auto_wrap_policy": partial(size_based_auto_wrap_policy, min_num_params=60)}
+    assert sharded_names(check_equal(Net(), **partial_size)) == sharded_names(check_equal(Net(), **by_size))
     named = Net()
     named._no_split_modules = ["Linear"]
     assert sharded_names(check_equal(named)) == {
@@ -475,6 +480,20 @@ def test_the_precision_or_the_users_policy_decides_what_is_computed_in() -> None
     run_on_ranks(trains_in_precisions)
 
 
+def trains_with_one_plugin() -> None:
+    plugin, found = FullyShardedDataParallelPlugin(fsdp_version=2), []
+    for precision in ("bf16", "bf16", "no"):
+        accelerator, model = Accelerator(cpu=True, fsdp_plugin=plugin, mixed_precision=precision), Net()
+        model, _ = accelerator.prepare(model, sgd(model))
+        found.append(model._get_fsdp_state()._mp_policy)
+    bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16, cast_forward_inputs=False)
+    assert found == [bf16, bf16, MixedPrecisionPolicy()]
+
+
+def test_a_plugin_that_several_accelerators_have_gets_the_precision_of_each() -> None:
+    run_on_ranks(trains_with_one_plugin)
+
+
 def compiles() -> None:
     from accelerate_nb.utils import TorchDynamoPlugin
 
@@ -518,6 +537,27 @@ def evaluates() -> None:
 
 def test_it_evaluates_is_freed_and_a_second_accelerator_trains() -> None:
     run_on_ranks(evaluates)
+
+
+def does_not_join() -> tuple[int, list[str]]:
+    accelerator, model = sharding(), Net()
+    loader = torch.utils.data.DataLoader(torch.cat(batches())[:12], batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, sgd(model), loader)
+    count = 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with accelerator.join_uneven_inputs([model], even_batches=False):
+            for batch in loader:
+                accelerator.backward(loss_of(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+                count += 1
+    return count, [str(entry.message) for entry in caught if "join_uneven_inputs" in str(entry.message)]
+
+
+def test_uneven_batches_are_not_joined_which_is_warned_of_and_stay_even() -> None:
+    for count, warned in run_on_ranks(does_not_join):
+        assert (count, len(warned)) == (2, 1)
 
 
 # ------------------------------------------------------------------------------------------------------------------- errors

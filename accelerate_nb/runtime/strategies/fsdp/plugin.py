@@ -75,7 +75,8 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
 
     Weights are always sharded by FSDP's second version. A plugin of version 1, which is the default as in Accelerate, gets the
     equal values of version 2, and `fsdp_version` is 2; `requested_version` keeps the number. `hybrid_shard` is whether a
-    strategy of version 1 requested shards within a machine, and copies across machines.
+    strategy of version 1 requested shards within a machine, and copies across machines. `policy_of_precision` is the policy
+    that an Accelerator made of its `mixed_precision`, where the plugin had none.
 
     >>> plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
     >>> plugin.reshard_after_forward, plugin.state_dict_type.name
@@ -90,6 +91,7 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
                 f"fsdp_version is {version!r}. FSDP has the versions 1 and 2: pass fsdp_version=2."
             )
         self.requested_version = int(version)
+        self.policy_of_precision: torch_fsdp.MixedPrecisionPolicy | None = None
         self.fsdp_version = 2
         self._choose_sharding()
         if self.cpu_offload is None:

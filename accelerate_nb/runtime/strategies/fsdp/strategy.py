@@ -45,7 +45,9 @@ class FSDP(ShardedStrategy):
     def __init__(self, world: World, plugin: FullyShardedDataParallelPlugin | None = None) -> None:
         super().__init__(world)
         self.fsdp_plugin = plugin or FullyShardedDataParallelPlugin(fsdp_version=2)
-        self._has_policy = self.fsdp_plugin.mixed_precision_policy is not None
+        if self.fsdp_plugin.mixed_precision_policy is self.fsdp_plugin.policy_of_precision:
+            # of an Accelerator before this one, whose precision may be another
+            self.fsdp_plugin.mixed_precision_policy = None
         self._shard_mesh: DeviceMesh | None = None
         self._splitter = LayerSplitter()
         # by model, whether its backwards send gradients
@@ -133,7 +135,10 @@ class FSDP(ShardedStrategy):
         plugin = self.fsdp_plugin
         self.precision.wrap_forward(model)
         if isinstance(self.precision, BF16):
+            has_none = plugin.mixed_precision_policy is None
             plugin.set_mixed_precision(self.precision.name)
+            if has_none:
+                plugin.policy_of_precision = plugin.mixed_precision_policy
             for weight in model.parameters():
                 if weight.requires_grad and weight.is_floating_point() and weight.dtype != torch.float32:
                     weight.data = weight.data.float()
@@ -141,7 +146,8 @@ class FSDP(ShardedStrategy):
         if not isinstance(found, MixedPrecisionPolicy):
             return MixedPrecisionPolicy()
         # autocast chooses the types of inputs and outputs
-        return found if self._has_policy else replace(found, output_dtype=None, cast_forward_inputs=False)
+        is_of_precision = found is plugin.policy_of_precision
+        return replace(found, output_dtype=None, cast_forward_inputs=False) if is_of_precision else found
 
     def _mesh(self) -> DeviceMesh:
         """The mesh of shards, with that of copies before it, where there are any: of the configuration's mesh, or one of its own."""
