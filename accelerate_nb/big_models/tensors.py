@@ -11,7 +11,6 @@ from accelerate_nb.devices.xla import is_awake
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.host_copy import address, storage
 from accelerate_nb.runtime.training.memory import clear_device_cache
-from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.runtime.xla.device import device as device_of_rank
 
 Device = int | str | torch.device
@@ -142,12 +141,6 @@ def tensor_of(module: Module, name: str) -> Tensor:
 def id_tensor_storage(tensor: Tensor) -> tuple[torch.device, int, int]:
     """Device, address and number of bytes of the memory under a tensor; equal for tensors that share memory, and on `meta`."""
     return tensor.device, storage(tensor), tensor.untyped_storage().nbytes()
-
-
-def is_peft_model(model: Any) -> bool:
-    """Whether the model, or the one inside of its parallel wrapper, is PEFT's."""
-    bases = type(extract_model_from_parallel(model)).__mro__
-    return any(base.__name__ == "PeftModel" and base.__module__.startswith("peft.") for base in bases)
 
 
 # ------------------------------------------------------------------------------------------------------------- moving

@@ -36,7 +36,6 @@ from accelerate_nb.big_models.tensors import (
     check_device_same as check_device_same,
     get_non_persistent_buffers as get_non_persistent_buffers,
     id_tensor_storage as id_tensor_storage,
-    is_peft_model as is_peft_model,
     named_module_tensors as named_module_tensors,
     set_module_tensor_to_device as set_module_tensor_to_device,
 )
@@ -50,3 +49,4 @@ from accelerate_nb.runtime.precision.registry import (
     get_grad_scaler as get_grad_scaler,
     get_mixed_precision_context_manager as get_mixed_precision_context_manager,
 )
+from accelerate_nb.runtime.training.unwrap import is_peft_model as is_peft_model

@@ -138,6 +138,12 @@ def requested_class(model: Module, name: str, setting: str) -> type[Module]:
     return found
 
 
+def is_peft_model(model: Any) -> bool:
+    """Whether the model, or the one inside of its parallel wrapper, is PEFT's."""
+    bases = type(extract_model_from_parallel(model)).__mro__
+    return any(base.__name__ == "PeftModel" and base.__module__.startswith("peft.") for base in bases)
+
+
 def model_has_dtensor(model: Module) -> bool:
     """Whether some weight of a model is spread over processes as a `DTensor`."""
     from torch.distributed.tensor import DTensor  # takes a third of torch's own time to import

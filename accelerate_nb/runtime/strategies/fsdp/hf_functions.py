@@ -12,11 +12,11 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from accelerate_nb.big_models.tensors import is_peft_model
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, LastFile, write_files
 from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
+from accelerate_nb.runtime.training.unwrap import is_peft_model
 
 _Path = str | os.PathLike[str]
 
