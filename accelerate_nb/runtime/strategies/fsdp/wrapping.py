@@ -45,7 +45,7 @@ def block_policy(model: Module, plugin: FullyShardedDataParallelPlugin) -> Calla
     policy: Any = settings.auto_wrap_policy
     function = getattr(policy, "func", policy)
     if function is size_based_auto_wrap_policy:
-        least = policy.keywords.get("min_num_params", settings.min_num_params or 0)
+        least = getattr(policy, "keywords", {}).get("min_num_params", settings.min_num_params or 0)
         return lambda module: _size(module) > least
     if function is transformer_auto_wrap_policy and (classes := tuple(policy.keywords["transformer_layer_cls"])):
         return lambda module: isinstance(module, classes)
