@@ -64,34 +64,48 @@ class BoundedLog(Generic[T]):
 class MetricSeries:
     """The values of one metric, thinned evenly: when it is full, every second goes, and from then on twice as few come in."""
 
-    __slots__ = ("_broken", "_came", "_every", "_kept", "_most", "newest")
+    __slots__ = ("_broken", "_every", "_greatest", "_kept", "_least", "_most", "_not_finite", "count", "newest")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._every = 1
-        self._came = 0
+        self.count = 0
         self._kept: list[event_types.Metric] = []
-        # the first of the newest values that are no numbers: where a training broke is not thinned away
-        self._broken: event_types.Metric | None = None
+        # these are not thinned away, each with its number: the least and the greatest value, the newest that is not finite, and the
+        # first of the values at the end that are not finite, where a training broke
+        self._least: tuple[int, event_types.Metric] | None = None
+        self._greatest: tuple[int, event_types.Metric] | None = None
+        self._not_finite: tuple[int, event_types.Metric] | None = None
+        self._broken: tuple[int, event_types.Metric] | None = None
         self.newest: event_types.Metric | None = None
 
     def append(self, metric: event_types.Metric) -> None:
-        if self._came % self._every == 0:
+        if self.count % self._every == 0:
             self._kept.append(metric)
-        self._came += 1
-        self._broken = None if math.isfinite(metric.value) else self._broken or metric
+        if math.isfinite(metric.value):
+            self._broken = None
+            if self._least is None or metric.value < self._least[1].value:
+                self._least = (self.count, metric)
+            if self._greatest is None or metric.value > self._greatest[1].value:
+                self._greatest = (self.count, metric)
+        else:
+            self._not_finite = (self.count, metric)
+            self._broken = self._broken or self._not_finite
         self.newest = metric
+        self.count += 1
         if len(self._kept) > self._most:
             self._kept = self._kept[::2]
             self._every *= 2
 
     def points(self) -> tuple[event_types.Metric, ...]:
-        """The values that were kept, the newest always among them."""
-        kept = tuple(self._kept)
-        if self._broken is not None and self._broken not in kept:
-            at = next((i for i, metric in enumerate(kept) if metric.time > self._broken.time), len(kept))
-            kept = (*kept[:at], self._broken, *kept[at:])
-        return kept if self.newest is None or kept[-1] is self.newest else (*kept, self.newest)
+        """The values that were kept; the newest, the extremes and where it broke are always among them."""
+        newest = None if self.newest is None else (self.count - 1, self.newest)
+        always = dict(filter(None, (self._least, self._greatest, self._not_finite, self._broken, newest)))
+        kept = [*self._kept]
+        for number in sorted(always, reverse=True):
+            if number % self._every:
+                kept.insert(number // self._every + 1, always[number])
+        return tuple(kept)
 
 
 # A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.

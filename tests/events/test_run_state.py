@@ -132,6 +132,15 @@ def test_a_long_course_is_thinned_evenly_from_its_beginning_to_its_end(count):
     assert len(gaps) <= 1
 
 
+def test_the_extremes_and_the_newest_value_that_is_not_finite_are_not_thinned_away():
+    odd = {3001: 0.01, 3003: 9.0, 4001: float("nan")}
+    view = fed(*(Metric(0, "loss", odd.get(step, 1.0), step, 0.0) for step in range(5000)), points=100)
+    series = view.rank(0).series["loss"]
+    steps = [metric.step for metric in series]
+    assert odd.keys() <= {*steps}
+    assert steps == sorted({*steps})
+
+
 def test_progress_and_devices_show_their_newest():
     bars = (Progress(0, "epoch", done, 3, 0.0) for done in (1, 2))
     view = fed(*bars, *(DeviceSample(0, "cuda:0", busy, 1, 2, 0.0) for busy in (10.0, 90.0)))
