@@ -18,7 +18,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports import metric_curves
 from accelerate_nb.reports.run_table import differing_settings, lasted, state_text
-from accelerate_nb.reports.text_format import aligned, first_fitting, narrowed, value_text
+from accelerate_nb.reports.text_format import aligned, first_fitting, left_out, narrowed, value_text
 from accelerate_nb.sources.run_source import ARGUMENTS, SourcePart, kept_source, values_of
 
 # So many runs are told apart by their colours.
@@ -101,8 +101,6 @@ def diff_lines(first: Sequence[SourcePart], other: Sequence[SourcePart], label: 
             f"{label}: {new.origin or 'nothing'}",
             lineterm="",
         )
-    if len(lines) > _MOST_DIFF_LINES:
-        lines[_MOST_DIFF_LINES:] = [f"… {len(lines) - _MOST_DIFF_LINES:,} more lines"]
     return tuple(lines)
 
 
@@ -137,7 +135,11 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     """The comparison: the runs, the settings that differ, the metrics, and the diffs of the source."""
     tables = _tables(comparison)
     parts: list[Sequence[str]] = [aligned([head, *rows]) if rows else [none] for head, rows, none in tables]
-    parts += [[_diff_title(*diff), *map(plain, diff[1])] for diff in comparison.diffs] or [[_NO_SOURCE]]
+    for label, diff in comparison.diffs:
+        more = left_out(len(diff), _MOST_DIFF_LINES, "line")
+        parts.append([_diff_title(label, diff), *map(plain, diff[:_MOST_DIFF_LINES]), *more])
+    if not comparison.diffs:
+        parts.append([_NO_SOURCE])
     return [line for part in parts for line in (*part, "")][:-1]
 
 
@@ -169,6 +171,9 @@ def _metric_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
                 first = first if index else last
             yield shown, label, *row
             shown = ""
+    every = {name for index in range(len(comparison.runs)) for name in comparison.overlay.rank(index).series}
+    for line in left_out(len(in_order(every)), len(comparison.metrics), "metric"):
+        yield line, "", "", "", "", ""
 
 
 def _difference(first: float, last: float) -> str:
@@ -200,9 +205,11 @@ def comparison_html(comparison: Comparison, charts_id: str = "") -> str:
     parts: list[str] = []
     for head, rows, none in _tables(comparison):
         if head is _METRIC_HEAD and rows:
-            pictures = (metric_curves.picture(curve, "run", _SCALE) for curve in comparison.curves)
+            drawn = (metric_curves.picture(curve, "run", _SCALE) for curve in comparison.curves)
+            pictures = first_fitting(drawn, _PICTURES)
+            pictures += left_out(len(comparison.curves), len(pictures), "curve")
             named = f' id="{charts_id}"' if charts_id else ""
-            parts.append(f"<div{named}{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>")
+            parts.append(f"<div{named}{_GAP}>{' '.join(pictures)}</div>")
         cells = [[*map(escape, row)] for row in rows]
         for index, row in enumerate(cells if head is _RUN_HEAD else ()):
             # a run's letter, with the colour of its lines
@@ -210,12 +217,15 @@ def comparison_html(comparison: Comparison, charts_id: str = "") -> str:
             row[0] = f"{square} <b>{row[0]}</b>"
         lines = [f"<tr>{''.join(f'<th{_LEFT}>{escape(name)}</th>' for name in head)}</tr>"]
         lines += [f"<tr>{''.join(f'<td{_LEFT}>{cell}</td>' for cell in row)}</tr>" for row in cells]
-        table = "\n".join(["<table>", *first_fitting(lines, _TABLE), "</table>"])
+        fitting = first_fitting(lines, _TABLE)
+        more = (f"<div>{line}</div>" for line in left_out(len(lines), len(fitting), "row"))
+        table = "\n".join(["<table>", *fitting, "</table>", *more])
         parts.append(table if rows else f"<div{_GAP}>{none}</div>")
     for label, diff in comparison.diffs:
         parts.append(f"<div{_GAP}><b>{_diff_title(label, diff)}</b></div>")
         if diff:
             lines = first_fitting(map(_diff_line, diff), _DIFF_LINES)
+            lines += left_out(len(diff), len(lines), "line")
             parts.append(f"<pre{_DIFF}>{chr(10).join(lines)}</pre>")
     if not comparison.diffs:
         parts.append(f"<div{_GAP}>{_NO_SOURCE}</div>")

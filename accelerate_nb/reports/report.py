@@ -22,6 +22,7 @@ from accelerate_nb.reports.text_format import (
     counted,
     first_fitting,
     fitted,
+    left_out,
     narrowed,
     newest_fitting,
     ranks_text,
@@ -273,7 +274,9 @@ def _ranks_part(table: Sequence[summary.SummaryRow], columns: Sequence[str]) -> 
 
     lines = aligned([names, *([text(row, index) for index in filled] for row in rows)])
     html_rows = [[html(row, index) for index in filled] for row in rows]
-    return _ReportPart(_html_table([*map(escape, names)], html_rows, _TABLE), "\n".join(first_fitting(lines, _TABLE)))
+    shown = first_fitting(lines, _TABLE)
+    shown += left_out(len(lines), len(shown), "row")
+    return _ReportPart(_html_table([*map(escape, names)], html_rows, _TABLE, "row"), "\n".join(shown))
 
 
 def _profile_part(profile: StepProfile, profiled: Sequence[int]) -> _ReportPart:
@@ -282,7 +285,7 @@ def _profile_part(profile: StepProfile, profiled: Sequence[int]) -> _ReportPart:
     columns, rows = ("operation", "calls", "self time", "share"), [*map(summary.profile_row, profile.operations)]
     html, text = [f"<div{_GAP}>{escape(head)}</div>"], [head]
     if rows:
-        html.append(_html_table(columns, [[*map(escape, row)] for row in rows], _TABLE))
+        html.append(_html_table(columns, [[*map(escape, row)] for row in rows], _TABLE, "operation"))
         text += aligned([columns, *rows])
     if profile.trace:
         text.append(f"Its trace, for Perfetto: {profile.trace}")
@@ -295,11 +298,10 @@ def _curves_part(ranks: Sequence[RankState], names: Sequence[str], *, live: bool
     shown = names[: 12 if live else _MOST_CURVES]
     curves = curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES)
     rows = [[_coloured(escape(part)) for part in summary.curve_cells(curve)] for curve in curves]
-    html = [_html_table(("metric", "over time", "min", "max", "last", ""), rows, _CURVES)]
+    head = ("metric", "over time", "min", "max", "last", "")
+    html = [_html_table(head, rows, _CURVES, "metric", len(names))]
     text = first_fitting(aligned([*map(summary.curve_text, curves)]), _CURVES)
-    if left_out := len(names) - len(shown):
-        text.append(f"… {counted(left_out, 'more metric')} not shown here")
-        html.append(f"<div>{text[-1]}</div>")
+    text += left_out(len(names), len(text), "metric")
     logged = {*logged_names(shown)}
     # a number that was logged once has no course; where code logged nothing, all are drawn
     moving = [curve for curve in curves if curve.points > 1][:_MOST_PICTURES]
@@ -325,8 +327,9 @@ def _coloured(text: str) -> str:
     return _BLOCKS.sub(f'<span style="color:{_STATE_COLOURS["running"]}">\\g<0></span>', text)
 
 
-def _html_table(names: Sequence[str], rows: Sequence[Sequence[str]], size_limit: int) -> str:
-    """The first of these rows that fit, under their names; numbers stand as the page aligns them, all else to the left."""
+def _html_table(names: Sequence[str], rows: Sequence[Sequence[str]], size_limit: int, noun: str, count: int = 0) -> str:
+    """The first of these rows that fit, under their names, and how many more of `count` (all rows) there are."""
+    # numbers stand as the page aligns them, all else to the left
     styles = ["" if all(map(_NUMBER.fullmatch, column)) else _LEFT for column in zip(*rows, strict=True)]
 
     def written(cells: Sequence[str]) -> str:
@@ -335,7 +338,8 @@ def _html_table(names: Sequence[str], rows: Sequence[Sequence[str]], size_limit:
         return f"<tr>\n{lines}\n</tr>"
 
     shown = first_fitting(map(written, ([f"<b>{name}</b>" for name in names], *rows)), size_limit)
-    return "<table>\n" + "\n".join(shown) + "\n</table>"
+    more = (f"<div>{line}</div>" for line in left_out(count or len(rows), len(shown) - 1, noun))
+    return "\n".join(["<table>", *shown, "</table>", *more])
 
 
 def _html_cause(cause: FailureCause) -> Iterator[str]:

@@ -71,6 +71,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def left_out(count: int, shown: int, noun: str) -> list[str]:
+    """The line below the first things of `count`, of which so many are shown; none where all of them are."""
+    return [f"… {counted(count - shown, f'more {noun}')} not shown here"] if count > shown else []
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of a table as lines, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -278,6 +278,18 @@ def test_a_number_that_was_logged_once_is_a_number_and_no_picture():
     assert pictures(made["text/html"]) == []
 
 
+def test_metrics_that_have_no_room_are_counted():
+    metrics = [
+        Metric(rank, f"group/metric_{number}", step + number, step, step)
+        for number in range(50)
+        for rank in range(2)
+        for step in range(40)
+    ]
+    html = report(stories.end(stories.view_of(*metrics, size=2)))["text/html"]
+    shown = {*re.findall(r"(metric_\d+)</td>", html)}
+    assert f"… {50 - len(shown)} more metrics not shown here" in html
+
+
 # Ranks report what they measure at steps of their own; `its/s` and the like are numbers of the code, whatever they count.
 RATES = ["samples_per_second", "train_steps_per_second", "tokens/s", "it/s", "loss", "speed/steps_per_s"]
 

@@ -95,6 +95,27 @@ def test_a_page_overlays_the_curves_and_shows_the_diff(compare: Compare, tmp_pat
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_what_has_no_room_is_counted(compare: Compare, parent: Path) -> None:
+    names = [f"long_{number}" for number in range(8)]
+    for started, name in enumerate(names, 5):
+        folder = keep(parent, name, started, started / 10, metrics=[f"group/metric_{number}" for number in range(70)])
+        source = "".join(f"    x = '{name} {number}'\n" for number in range(2000))
+        (folder / "source.txt").write_text(f"# -------- function: Cell In[1]\n{source}")
+    _, out, _ = compare(*names)
+    assert "… 10 more metrics not shown here" in out
+    # two lines that name the sources, and one that says where in them
+    assert out.rstrip().endswith("… 2,003 more lines not shown here")
+    compare(*names, "--html", str(parent / "page.html"))
+    page = (parent / "page.html").read_text()
+    # the names of the columns are a row too, and so is the number of the metrics that have no curve
+    rows = page.partition(">difference</th>")[2].partition("</table>")[0].count("<tr>")
+    assert f"… {60 * 8 + 1 - rows} more rows not shown here" in page
+    diff = page.rpartition("<pre")[2]
+    assert f"… {4003 - diff.count('</span>') - diff.count('<b>')} more lines not shown here" in " ".join(
+        diff.replace(",", "").split()
+    )
+
+
 def test_source_in_a_page_is_text(compare: Compare, parent: Path) -> None:
     folder = keep(parent, "evil", 4.0, 0.1)
     (folder / "source.txt").write_text("# -------- function: Cell In[1]\n<script>hacked()</script>\n")
