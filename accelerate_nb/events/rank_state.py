@@ -5,6 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from msgspec import structs
@@ -64,48 +65,48 @@ class BoundedLog(Generic[T]):
 class MetricSeries:
     """The values of one metric, thinned evenly: when it is full, every second goes, and from then on twice as few come in."""
 
-    __slots__ = ("_broken", "_every", "_greatest", "_kept", "_least", "_most", "_not_finite", "count", "newest")
+    __slots__ = ("_came", "_every", "_kept", "_most", "_special", "newest")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._every = 1
-        self.count = 0
+        self._came = 0
         self._kept: list[event_types.Metric] = []
-        # these are not thinned away, each with its number: the least and the greatest value, the newest that is not finite, and the
-        # first of the values at the end that are not finite, where a training broke
-        self._least: tuple[int, event_types.Metric] | None = None
-        self._greatest: tuple[int, event_types.Metric] | None = None
-        self._not_finite: tuple[int, event_types.Metric] | None = None
-        self._broken: tuple[int, event_types.Metric] | None = None
+        # with their numbers, what is not thinned away: the lowest and the highest value, the newest that is no number, and the first
+        # of the newest that are none, where a training broke
+        self._special: dict[str, tuple[int, event_types.Metric]] = {}
         self.newest: event_types.Metric | None = None
 
-    def append(self, metric: event_types.Metric) -> None:
-        if self.count % self._every == 0:
+    def append(self, metric: event_types.Metric) -> event_types.Metric:
+        """Keep a value, and return it; the step of one without a step is its number, from 0."""
+        number, special = self._came, self._special
+        if metric.step is None:
+            metric = structs.replace(metric, step=number)
+        if number % self._every == 0:
             self._kept.append(metric)
+        self._came += 1
         if math.isfinite(metric.value):
-            self._broken = None
-            if self._least is None or metric.value < self._least[1].value:
-                self._least = (self.count, metric)
-            if self._greatest is None or metric.value > self._greatest[1].value:
-                self._greatest = (self.count, metric)
+            special.pop("broken", None)
+            if "lowest" not in special or metric.value < special["lowest"][1].value:
+                special["lowest"] = number, metric
+            if "highest" not in special or metric.value > special["highest"][1].value:
+                special["highest"] = number, metric
         else:
-            self._not_finite = (self.count, metric)
-            self._broken = self._broken or self._not_finite
+            special.setdefault("broken", (number, metric))
+            special["not finite"] = number, metric
         self.newest = metric
-        self.count += 1
         if len(self._kept) > self._most:
             self._kept = self._kept[::2]
             self._every *= 2
+        return metric
 
     def points(self) -> tuple[event_types.Metric, ...]:
-        """The values that were kept; the newest, the extremes and where it broke are always among them."""
-        newest = None if self.newest is None else (self.count - 1, self.newest)
-        always = dict(filter(None, (self._least, self._greatest, self._not_finite, self._broken, newest)))
-        kept = [*self._kept]
-        for number in sorted(always, reverse=True):
-            if number % self._every:
-                kept.insert(number // self._every + 1, always[number])
-        return tuple(kept)
+        """The values that were kept, in their order; the lowest, the highest and the newest are always among them."""
+        numbered = {index * self._every: metric for index, metric in enumerate(self._kept)}
+        numbered.update(self._special.values())
+        if self.newest is not None:
+            numbered[self._came - 1] = self.newest
+        return tuple(metric for _, metric in sorted(numbered.items(), key=itemgetter(0)))
 
 
 # A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.

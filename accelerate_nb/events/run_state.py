@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
+from msgspec import json
+
 from accelerate_nb.events import event_types
 from accelerate_nb.events.event_codec import harmless
 from accelerate_nb.events.rank_state import BoundedLog, MetricSeries, NewItems, RankFold, RankState, RankSummary
@@ -68,11 +70,14 @@ class RunState:
                 case event_types.StateChange():
                     self._take_state(event)
                 case event_types.Metric():
-                    self._metrics.append(event, 1)
-                    self._rank(event.rank).series[event.name].append(event)
+                    self._metrics.append(self._rank(event.rank).series[event.name].append(event), 1)
                 case event_types.Display():
-                    characters = (len(value) for value in event.data.values() if isinstance(value, (str, bytes)))
-                    self._shown.append(event, sum(characters))
+                    # a plot of plotly's is a dictionary
+                    texts = (
+                        value if isinstance(value, (str, bytes)) else json.encode(value)
+                        for value in event.data.values()
+                    )
+                    self._shown.append(event, sum(map(len, texts)))
                 case event_types.KnobValue():
                     self._take_knob(event)
                 case _ if isinstance(event, event_types.RankFact):

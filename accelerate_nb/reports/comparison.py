@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from html import escape
 from string import ascii_uppercase
 
-from msgspec import structs
-
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.events.event_types import Metric
 from accelerate_nb.events.rank_state import SUMMED, in_order
@@ -77,9 +75,6 @@ def mean_metrics(view: RunState, started: float, index: int) -> Iterator[Metric]
     for name in in_order(name for rank in ranks for name in rank.series):
         of_ranks = metric_curves.series_of(ranks, name)
         every = [metric_curves.sum_of_ranks(of_ranks)] if name in SUMMED else [*of_ranks.values()]
-        if any(metric.step is None for some in every for metric in some):
-            yield from (structs.replace(metric, rank=index, time=metric.time - started) for metric in every[0])
-            continue
         newest = {metric.step or 0: metric for some in every for metric in some}
         series = [sorted({float(metric.step or 0): metric.value for metric in some}.items()) for some in every]
         for step in sorted(newest):

@@ -16,7 +16,7 @@ from msgspec import structs
 from accelerate_nb.events.event_types import Metric
 from accelerate_nb.events.rank_state import SUMMED, RankState, in_order, logged_names
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.reports.text_format import counted, ranks_text, time_text, value_text
+from accelerate_nb.reports.text_format import counted, ranks_text, value_text
 
 # So many values are read in all: a report of fifty metrics on sixty-four ranks takes a second, not a minute.
 MOST_VALUES = 200_000
@@ -52,9 +52,7 @@ class MetricCurve:
     how: str
     # the most values of a rank
     points: int
-    last_step: int | None
-    # `x` counts steps where all values had one (`by_step`), otherwise seconds
-    by_step: bool
+    last_step: int
     # where values are no numbers, in words, and the part of `x`, up to the newest, in which some rank has none
     not_finite: str
     broken: tuple[float, float] | None
@@ -94,10 +92,8 @@ def newest_of(name: str, series: Mapping[int, Sequence[Metric]]) -> tuple[float,
     """The mean or sum of all ranks at the last step that each of them has, and what it is: `(1.5, 'mean of 2')`."""
     if len(series) > 1 and name in SUMMED:
         return sum_of_ranks(series)[-1].value, f"sum of {len(series)}"
-    last = [values[-1] for values in series.values()]
-    if all(metric.step is not None for metric in last):
-        step = min(metric.step or 0 for metric in last)
-        last = [_nearest(values, step) for values in series.values()]
+    step = min(values[-1].step or 0 for values in series.values())
+    last = [_nearest(values, step) for values in series.values()]
     return sum(metric.value / len(last) for metric in last), f"mean of {len(last)}" if len(last) > 1 else ""
 
 
@@ -119,7 +115,7 @@ def sum_of_ranks(series: Mapping[int, Sequence[Metric]]) -> list[Metric]:
     for metric in sorted((metric for values in series.values() for metric in values), key=lambda metric: metric.time):
         newest[metric.rank] = metric
         if len(newest) == len(series) and (metric.time <= until or not found):
-            step = max((known.step for known in newest.values() if known.step is not None), default=None)
+            step = max(known.step or 0 for known in newest.values())
             found.append(structs.replace(metric, value=sum(known.value for known in newest.values()), step=step))
     return found
 
@@ -129,12 +125,7 @@ def _curve(name: str, every_rank: dict[int, Sequence[Metric]], every: int, of: L
     whole_series = {0: sum_of_ranks(every_rank)} if how.startswith("sum") else every_rank
     # every so many of the values, the newest always among them
     series = {rank: (*values[:-1:every], values[-1]) for rank, values in whole_series.items()}
-    last = {rank: values[-1] for rank, values in series.items()}
-    by_step = all(value.step is not None for values in series.values() for value in values)
-    points = {
-        rank: [(float(value.step or 0) if by_step else value.time, value.value) for value in values]
-        for rank, values in series.items()
-    }
+    points = {rank: [(float(value.step or 0), value.value) for value in values] for rank, values in series.items()}
     finite = {rank: [point for point in some if math.isfinite(point[1])] for rank, some in points.items()}
     whole = [point for some in finite.values() for point in some]
     first, end = min((x for x, _ in whole), default=0.0), max((x for x, _ in whole), default=0.0)
@@ -145,8 +136,7 @@ def _curve(name: str, every_rank: dict[int, Sequence[Metric]], every: int, of: L
         newest=newest,
         how=how,
         points=max(map(len, every_rank.values())),
-        last_step=max((metric.step for metric in last.values() if metric.step is not None), default=None),
-        by_step=by_step,
+        last_step=max(values[-1].step or 0 for values in series.values()),
         not_finite=not_finite_text(series) if of == "rank" else "",
         broken=(
             min(points[rank][-count][0] for rank, count in broken.items()),
@@ -167,10 +157,10 @@ def not_finite_text(series: Mapping[int, Sequence[Metric]]) -> str:
     if broken := _broken(series):
         odd = {rank: odd[rank][-count:] for rank, count in broken.items()}
         first = min((values[0] for values in odd.values()), key=lambda metric: metric.step or 0)
-        where = "" if first.step is None else f" since step {first.step:,}"
+        where = f" since step {first.step:,}"
     else:
         newest = max((values[-1] for values in odd.values()), key=lambda metric: metric.step or 0)
-        where = "" if newest.step is None else f" until step {newest.step:,}"
+        where = f" until step {newest.step:,}"
     kinds = {"NaN" if math.isnan(metric.value) else "infinite" for values in odd.values() for metric in values}
     ranks = "all ranks" if len(odd) == len(series) else f"rank{'' if len(odd) == 1 else 's'} {ranks_text(odd)}"
     return f"{kinds.pop() if len(kinds) == 1 else 'not finite'}{where}{f', on {ranks}' if len(series) > 1 else ''}"
@@ -288,7 +278,7 @@ def picture(curve: MetricCurve, of: Literal["rank", "run"] = "rank", scale: floa
     """An `<img>` of a metric's curve, enlarged by `scale`: a line for each rank (or run, by `of`), or the mean in a band."""
     source = quote(svg(curve, of).replace('"', "'"), safe=_UNQUOTED)
     # in words, for those who can't see it
-    over = f" up to step {curve.last_step:,}" if curve.last_step is not None else ""
+    over = f" up to step {curve.last_step:,}" if curve.last_step else ""
     last = f", last {value_text(curve.newest)}{curve.how and f' ({curve.how} ranks)'}" if of == "rank" else ""
     described = (
         f"chart of {_name(curve)}{over}, {counted(len(curve.ranks), of)}: min {value_text(curve.low)}, max {value_text(curve.high)}"
@@ -306,10 +296,7 @@ def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     label = html.escape(name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}")
     if of == "rank":
         label += f' <tspan font-weight="normal">{value_text(curve.newest)} {curve.how}</tspan>'
-    if curve.by_step and curve.last_step is not None:
-        end = f"step {curve.last_step:,}"
-    else:
-        end = time_text(curve.whole[-1].x - curve.whole[0].x) if curve.whole else ""
+    end = f"step {curve.last_step:,}" if curve.last_step else ""
     span = curve.not_finite or f"min {value_text(curve.low)}, max {value_text(curve.high)}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" '

@@ -145,7 +145,7 @@ def curve_cells(curve: MetricCurve) -> tuple[str, str, str, str, str, str]:
     """A curve in a line of a table: its name, its course, its lowest, highest and newest value, and how far it is."""
     newest = f"{value_text(curve.newest)} {curve.how}".rstrip()
     low, high = (value_text(curve.low), value_text(curve.high)) if curve.whole else ("", "")
-    step = f"step {curve.last_step:,}" if curve.last_step is not None else ""
+    step = f"step {curve.last_step:,}" if curve.last_step else ""
     course = sparkline([bin_.mean for bin_ in curve.whole]) if curve.points > 1 else ""
     more = ", ".join(filter(None, (step, curve.not_finite)))
     return narrowed(plain(curve.name), 60), course, low, high, newest, more

@@ -1,6 +1,7 @@
 """RunView adds up what happened: bounded, in order, and readable while it grows."""
 
 import itertools
+import math
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -132,13 +133,17 @@ def test_a_long_course_is_thinned_evenly_from_its_beginning_to_its_end(count):
     assert len(gaps) <= 1
 
 
-def test_the_extremes_and_the_newest_value_that_is_not_finite_are_not_thinned_away():
-    odd = {3001: 0.01, 3003: 9.0, 4001: float("nan")}
-    view = fed(*(Metric(0, "loss", odd.get(step, 1.0), step, 0.0) for step in range(5000)), points=100)
+def test_the_lowest_and_the_highest_value_of_a_long_course_stay_and_values_without_a_step_are_counted():
+    values = [1.0] * 5000
+    values[3001], values[4003], values[4505] = 0.01, 7.0, math.nan
+    view = fed(*(Metric(0, "loss", value, None, 0.0) for value in values), points=100)
     series = view.rank(0).series["loss"]
+    found = {metric.value: metric.step for metric in series}
+    assert (found[0.01], found[7.0], series[-1].step) == (3001, 4003, 4999)
     steps = [metric.step for metric in series]
-    assert odd.keys() <= {*steps}
+    assert 4505 in steps
     assert steps == sorted({*steps})
+    assert [metric.step for metric in view.metrics_since(0).items[-2:]] == [4998, 4999]
 
 
 def test_progress_and_devices_show_their_newest():

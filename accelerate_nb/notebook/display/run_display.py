@@ -164,6 +164,9 @@ class RunDisplay(FrontEnd):
                     if self._is_over:
                         self._frontend.keep(self._panel)
                 self._outputs.append(self._new_output(self._bundle()))
+                # a row of a table has no place for them
+                if self._is_over and self._new_output is CellOutputArea:
+                    self._show_displays()
         except Exception as error:  # noqa: BLE001 - a run is not lost because it can't be shown
             self._give_up(error)
 
@@ -197,14 +200,24 @@ class RunDisplay(FrontEnd):
             self._update(self._bundle())
             # where a drawing takes long, there are fewer of them
             self._next_drawing = self._clock() + max(_BETWEEN_DRAWINGS, 10 * (self._clock() - began))
-        # under the card, what ranks showed that is more than text
-        news = self._handle.view.since(self._cursor)
+        self._show_displays()
+
+    def _show_displays(self) -> None:
+        """Show, under the card, what ranks showed that is more than text."""
+        news, folder = self._handle.view.since(self._cursor), self._handle.folder
         self._cursor = news.cursor
         for item in news.items:
-            if isinstance(item, Display) and not is_text(item) and self._displays_left > 0:
+            if not isinstance(item, Display) or is_text(item):
+                continue
+            name = f"{folder.name}-{item.rank}-{item.name}" if item.name else ""
+            if item.update:
+                CellSink().show(item.data, item.metadata, name, update=True)
+            elif self._displays_left > 0:
                 self._displays_left -= 1
                 sys.stdout.write(f"[{item.rank}]\n")
-                CellSink().show(item.data, item.metadata)
+                CellSink().show(item.data, item.metadata, name)
+                if not self._displays_left:
+                    sys.stdout.write(f"... a cell shows no more; the other displays are in {shown_path(folder)} ...\n")
 
     def _end(self) -> None:
         """Draw the last state, and replace the live display by the report."""

@@ -77,7 +77,7 @@ function takeMetric(store, [name, rank, points], time) {
   const series = store.metrics.get(name);
   if (!series.has(rank)) series.set(rank, new Series());
   const curve = series.get(rank);
-  for (const [step, value, time] of points) curve.add(step ?? curve.pointCount, real(value), time);
+  for (const [step, value, time] of points) curve.add(step, real(value), time);
   if (points.length) rankState.newest.set(name, real(points.at(-1)[1]));
   store.points += points.length;
   if (points.length) moved(store, time ?? points.at(-1)[2]);
