@@ -17,7 +17,7 @@ export const knobText = (value) => String(Number(value.toPrecision(6)));
 
 export class Chart {
   constructor(name, charts) {
-    Object.assign(this, { name, charts, logarithmic: false, visible: true, drawn: "" });
+    Object.assign(this, { name, charts, logarithmic: false, visible: false, drawn: "" });
     this.plotted = null; // uPlot's chart, made anew where its lines or colours are others
     [this.value, this.how, this.note] = [span("anb-chart-value"), span("anb-chart-how"), span("anb-chart-note")];
     this.tip = div("anb-tip");

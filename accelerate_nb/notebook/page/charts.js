@@ -149,6 +149,8 @@ export class Charts {
       this.groups.set(prefix, group);
     }
     this.groups.get(prefix).charts.push(chart);
+    // its values, whether it is in sight or not
+    chart.drawValues();
   }
 
   /** In turn, and only for so long at a time: whether all had theirs; the others wait a little rather than the person. */

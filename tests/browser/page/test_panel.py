@@ -850,6 +850,15 @@ def _points(*values: Any) -> list[list[Any]]:
     return [[10 * i, value, 0] for i, value in enumerate(values)]
 
 
+def test_only_the_charts_in_sight_are_drawn(page: Any, show: Any) -> None:
+    show([start(1)], metrics=[[f"metric {number:03}", 0, _points(1, number)] for number in range(200)])
+    last = _chart(page, "metric 199")
+    expect(last).to_contain_text("199")
+    assert 0 < page.locator(".anb-plot canvas").count() < 100
+    last.scroll_into_view_if_needed()
+    expect(last.locator("canvas")).to_have_count(1)
+
+
 def _tip(page: Any, name: str, share: float) -> list[str]:
     """What a chart shows where one points at it."""
     box = _chart(page, name).locator(".anb-plot").bounding_box()
