@@ -9,10 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
-from msgspec import json
-
 from accelerate_nb.events import event_types
-from accelerate_nb.events.event_codec import harmless
+from accelerate_nb.events.event_codec import harmless, to_line
 from accelerate_nb.events.rank_state import BoundedLog, MetricSeries, NewItems, RankFold, RankState, RankSummary
 
 _MILLION = 1_000_000
@@ -73,11 +71,7 @@ class RunState:
                     self._metrics.append(self._rank(event.rank).series[event.name].append(event), 1)
                 case event_types.Display():
                     # a plot of plotly's is a dictionary
-                    texts = (
-                        value if isinstance(value, (str, bytes)) else json.encode(value)
-                        for value in event.data.values()
-                    )
-                    self._shown.append(event, sum(map(len, texts)))
+                    self._shown.append(event, len(to_line(event)))
                 case event_types.KnobValue():
                     self._take_knob(event)
                 case _ if isinstance(event, event_types.RankFact):

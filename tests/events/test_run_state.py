@@ -73,7 +73,15 @@ def test_what_is_kept_no_longer_is_counted():
     assert view.line_count_of(0) == 50
 
 
-@pytest.mark.parametrize("item", [line("x" * 1_000_000), Display(0, {"image/png": "x" * 1_000_000}, {}, 0.0)])
+@pytest.mark.parametrize(
+    "item",
+    [
+        line("x" * 1_000_000),
+        Display(0, {"image/png": "x" * 1_000_000}, {}, 0.0),
+        # with a text that is no UTF-8
+        Display(0, {"application/json": {"rows": ["x" * 1_000_000, "\ud800"]}}, {}, 0.0),
+    ],
+)
 def test_very_long_lines_and_displays_are_not_all_kept(item):
     view = fed(*([item] * 100))
     assert len(view.since(0).items) <= 32
