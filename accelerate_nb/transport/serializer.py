@@ -5,11 +5,11 @@ import dis
 import io
 import os
 import pickle
-import pkgutil
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
@@ -24,6 +24,8 @@ from accelerate_nb.transport.memory_file import Bytes
 
 PROTOCOL = 5
 _MAIN = "__main__"
+# Gives the shell of a process in which a notebook's functions run.
+process_shell: ContextVar[Callable[[], Any]] = ContextVar("accelerate_nb_shell", default=lambda: None)
 
 
 def dump(value: Any, names: dict[str, Any] | None = None, *, main_by_name: bool = False) -> list[Bytes]:
@@ -205,8 +207,12 @@ def _reduce_shell(obj: Any) -> Any:
         return type(None), ()
     if isinstance(obj, types.MethodType) and obj.__func__ is shells.InteractiveShell.get_ipython:
         # `!commands` and magics in a function are calls of it
-        return pkgutil.resolve_name, ("accelerate_nb.worker.session.shell:current_shell",)
+        return _shell_getter, ()
     return None
+
+
+def _shell_getter() -> Callable[[], Any]:
+    return process_shell.get()
 
 
 def _reduce_handle(obj: Any) -> Any:

@@ -24,6 +24,7 @@ from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.outcome import failure_of, write_result
 from accelerate_nb.transport.payload import Payload, received_payload
+from accelerate_nb.transport.serializer import process_shell
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker import logging_hooks, stdio, tqdm_hook
@@ -85,6 +86,13 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     logging_hooks.install()
     step_profiler.watch_steps()
     send_main_by_value()
+    process_shell.set(_shell)
+
+
+def _shell() -> Any:
+    from accelerate_nb.worker.session.shell import current_shell  # loads all of IPython
+
+    return current_shell()
 
 
 def _part() -> None:
