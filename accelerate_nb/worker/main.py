@@ -135,8 +135,6 @@ class RankConnection:
             finally:
                 step_profiler.current_step_profiler().end_function()
             background_tasks.finish()
-            # as Python does at the end of a process: threads that are no daemons, and the tasks of thread pools, are finished
-            threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls
             is_wanted = self._worker.spec.is_result_wanted
             result = RankResult(self._worker.rank, value, modules=loaded_since(self._before))
             write_result(self._worker.descriptors.outcome, result, is_wanted=is_wanted)

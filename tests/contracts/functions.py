@@ -5,13 +5,10 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
 import warnings
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -178,21 +175,6 @@ def computes_in_parallel():
     weight = torch.ones(600, 600, requires_grad=True)
     (weight @ weight).sum().backward()
     return torch.get_num_threads(), float(weight.grad[0, 0])
-
-
-def leaves_work_to_threads(folder):
-    class Local:
-        """Is gone when the function has returned."""
-
-    def write(name):
-        returned.wait()
-        subprocess.run([sys.executable, "-c", ""], check=True)
-        Path(folder, f"{name}_{rank()}").touch()
-
-    returned, local = threading.Event(), Local()
-    weakref.finalize(local, returned.set)
-    ThreadPoolExecutor(1).submit(write, "pool")
-    threading.Thread(target=write, args=("thread",)).start()
 
 
 def saves_in_the_background(folder, goes_wrong):

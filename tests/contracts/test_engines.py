@@ -290,12 +290,6 @@ def test_a_checkpoint_that_is_being_written_is_finished_first_and_one_that_fails
         run.wait(60)
 
 
-def test_threads_and_thread_pools_are_finished_before_a_worker_ends(isolated, tmp_path):
-    isolated.run(functions.leaves_work_to_threads, str(tmp_path))
-    names = {f"{name}_{rank}" for name in ("pool", "thread") for rank in range(isolated.size)}
-    assert names <= {path.name for path in tmp_path.iterdir()}
-
-
 def test_pools_that_start_anew_find_what_a_cell_defines(isolated, cell, monkeypatch):
     # as a kernel's; a forked worker has this process's
     for name in ("__file__", "__spec__"):
