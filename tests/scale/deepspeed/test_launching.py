@@ -46,6 +46,8 @@ def start(function: Any, *args: Any, folder: Path, **settings: Any) -> Any:
     return launch(function, args, **SETTINGS, **{"num_processes": 2, "folder": str(folder), **settings})
 
 
+# as Python filters by itself, and pytest does not
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("config", "trained_with"),
     [
