@@ -142,4 +142,5 @@ def test_numbers_of_every_kind_are_shown(listener):
         "tensor": 0.25, "numpy": 3.0, **nested, "yes": 1.0, "infinite": -math.inf, "huge": math.inf, "odd": 1.0
     }  # fmt: skip
     assert [(metric.step, metric.value) for metric in shown.series["tensor"]] == [(4, 0.5), (5, 0.25)]
-    assert shown.metrics["odd"].step is None
+    # one without a step has its number among the values
+    assert shown.metrics["odd"].step == 0
