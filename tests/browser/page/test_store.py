@@ -148,12 +148,6 @@ def test_what_is_not_finite_is_counted_and_left_out(page: Any) -> None:
     assert _store(page, [start(1), {"seq": 2, "metrics": [["loss", 0, points]]}], read) == [3, 1, 3, [4, 3]]
 
 
-def test_values_without_a_step_are_counted_on(page: Any) -> None:
-    points = [[None, 1.0, 0], [None, 2.0, 0]]
-    read = "Array.from(store.metrics.get('loss').get(0).x.slice(0, 2))"
-    assert _store(page, [start(1), {"seq": 2, "metrics": [["loss", 0, points]]}], read) == [0, 1]
-
-
 def test_steps_that_begin_again_still_find_the_nearest(page: Any) -> None:
     near = page.evaluate(
         """() => {
