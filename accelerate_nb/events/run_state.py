@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Protocol
 
 from accelerate_nb.events import event_types
-from accelerate_nb.events.event_codec import harmless, to_line
+from accelerate_nb.events.event_codec import harmless
 from accelerate_nb.events.rank_state import BoundedLog, MetricSeries, NewItems, RankFold, RankState, RankSummary
 
 _MILLION = 1_000_000
@@ -70,8 +70,9 @@ class RunState:
                 case event_types.Metric():
                     self._metrics.append(self._rank(event.rank).series[event.name].append(event), 1)
                 case event_types.Display():
-                    # a plot of plotly's is a dictionary
-                    self._shown.append(event, len(to_line(event)))
+                    # a plot of plotly's is a dictionary; what is long, a picture, is a text, and is not written once more
+                    texts = (value if isinstance(value, (str, bytes)) else repr(value) for value in event.data.values())
+                    self._shown.append(event, sum(map(len, texts)))
                 case event_types.KnobValue():
                     self._take_knob(event)
                 case _ if isinstance(event, event_types.RankFact):
