@@ -87,7 +87,7 @@ def current_torch_settings() -> TorchSettings | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PrintSettings:
+class OutputSettings:
     """The filters of warnings, the strongest first, and NumPy's print options, where it is imported."""
 
     # action, message, the category's module and name, the module that warns, its line
@@ -107,7 +107,7 @@ class PrintSettings:
             numpy.set_printoptions(**{name: value for name, value in self.numpy.items() if name in known})
 
 
-def current_print_settings() -> PrintSettings:
+def current_output_settings() -> OutputSettings:
     """The settings of this process, without functions that format, and categories that the notebook defines."""
     found: list[Any] = [
         item for item in warnings.filters if isinstance(item[2], type) and item[2].__module__ != "__main__"
@@ -118,7 +118,7 @@ def current_print_settings() -> PrintSettings:
     )
     numpy = sys.modules.get("numpy")
     options = None if numpy is None else {**numpy.get_printoptions(), "formatter": None}
-    return PrintSettings(filters, options)
+    return OutputSettings(filters, options)
 
 
 def _text(pattern: Any) -> str:

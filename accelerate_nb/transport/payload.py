@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.rng_state import (
-    PrintSettings,
+    OutputSettings,
     RandomStates,
-    current_print_settings,
+    current_output_settings,
     current_random_states,
     current_torch_settings,
 )
@@ -114,13 +114,13 @@ class InheritedCall:
     sources: CellSources
     states: RandomStates
     # where NumPy keeps its options for each thread, and another one than the notebook's forks
-    print_settings: PrintSettings
+    output_settings: OutputSettings
     descriptors: tuple[int, ...] = ()
 
     def unpack(self) -> Callable[[], Any]:
         # Python gives its `random` a new seed in every forked process
         self.states.install()
-        self.print_settings.install()
+        self.output_settings.install()
         name_in_warnings(self.sources.numbers)
         return self.call
 
@@ -165,7 +165,7 @@ def received_payload(descriptor: int, more: Sequence[int]) -> PackedCall:
 
 def inherit(call: FunctionCall) -> InheritedCall:
     """A call for workers that are forked from this process."""
-    return InheritedCall(call, current_sources(), current_random_states(), current_print_settings())
+    return InheritedCall(call, current_sources(), current_random_states(), current_output_settings())
 
 
 def pack(call: FunctionCall) -> PackedCall:
@@ -178,7 +178,7 @@ def pack(call: FunctionCall) -> PackedCall:
     try:
         names: dict[str, Any] = {}
         try:
-            states = (current_random_states(), current_torch_settings(), current_print_settings(), current_logging())
+            states = (current_random_states(), current_torch_settings(), current_output_settings(), current_logging())
             entries = dump((*states, call, names), names)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
             raise explain(call.parts(), error, sources) from None
