@@ -202,4 +202,4 @@ def logs_to_mlflow(folder):
 def test_what_mlflow_gets_are_metrics(tmp_path):
     pytest.importorskip("mlflow")
     found = metrics_of(logs_to_mlflow, str(tmp_path), timeout=110)
-    assert found == {"loss": [(None, 0.5), (2, 0.25)], "accuracy": [(2, 0.75)]}
+    assert found == {"loss": [(0, 0.5), (2, 0.25)], "accuracy": [(2, 0.75)]}
