@@ -14,7 +14,6 @@ from accelerate_nb import HangError, WorkerError
 from accelerate_nb.errors import PayloadError
 from tests.contracts import functions
 from tests.contracts.places import SessionExecutor, wait_for_ranks
-from tests.failures.test_exception_copy import Wants
 
 # What is raised where an interrupt was asked for: by a run, by a session, by a session that it did not reach.
 ENDED = (WorkerError, KeyboardInterrupt, HangError)
@@ -48,12 +47,6 @@ def test_an_error_defined_in_a_cell_is_caught_by_its_class_and_shows_the_cell_s_
     assert caught.value.step == 12
     assert "raise Diverged(0.5, 12)  # the line" in str(caught.value)
     assert isinstance(caught.value, WorkerError)
-
-
-def test_an_error_whose_constructor_wants_more_than_it_keeps_has_its_type(executor):
-    with pytest.raises(Wants, match="7 and no") as caught:
-        executor.run(functions.raises, Wants(7, second="no"), 0)
-    assert caught.value.second == "no"
 
 
 @pytest.mark.parametrize("closes_first", [False, True])

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 
@@ -185,51 +184,6 @@ def test_a_function_that_looks_and_makes_no_steps_returns_what_it_has_at_the_sam
     assert first >= 3
     assert found == [(first, [first] * ranks)] * ranks
     assert (run.view.state, run.view.detail) == ("stopped", "as requested, at stop_requested")
-
-
-def generates_at_its_own_pace(folder):
-    accelerator = Accelerator()
-    pause = threading.Event()
-    texts = []
-    while not accelerator.stop_requested:
-        pause.wait(0.002 if accelerator.is_main_process else 0.2)
-        texts.append("text")
-        # the main process is far ahead when it says so
-        report_step(folder, len(texts) - 97 if accelerator.is_main_process else len(texts))
-    return len(texts)
-
-
-def test_ranks_that_do_not_wait_for_each_other_return_what_each_of_them_has(tmp_path):
-    run = stopped(tmp_path, generates_at_its_own_pace)
-    first, second = run.wait(60)
-    assert first >= 100 > second >= 3
-
-
-def only_the_main_process_looks(folder):
-    accelerator, pause = Accelerator(), threading.Event()
-    looks = acts(folder, lambda: pause.wait(0.01))
-    return next(look for look in looks if accelerator.is_main_process and accelerator.stop_requested)
-
-
-def looks_once(folder):
-    assert not Accelerator().stop_requested
-    has_no_accelerator(folder)
-
-
-def looks_at_odd_times(folder):
-    accelerator = Accelerator()
-    times = range(1 + accelerator.process_index)
-    met = acts(folder, accelerator.wait_for_everyone)
-    return next(number for number in met if sum(accelerator.stop_requested for _ in times))
-
-
-@pytest.mark.parametrize("function", [only_the_main_process_looks, looks_once, looks_at_odd_times])
-def test_ranks_that_cannot_agree_on_a_look_end_all_the_same(tmp_path, function):
-    run = stopped(tmp_path, function, stop_grace_period=0.3)
-    with suppress(StoppedError):
-        run.wait(30)
-    assert run.done
-    assert run.view.state == "stopped"
 
 
 def one_rank_has_no_more_steps(folder):

@@ -126,31 +126,6 @@ def test_a_degree_that_no_strategy_has_is_refused_by_name() -> None:
     run_on_ranks(spreads_otherwise, 2)
 
 
-class OnAnyMesh(Strategy):
-    """A strategy that takes every axis, and does nothing with them."""
-
-    axes = ("dp_replicate", "dp_shard", "tp", "cp")
-
-
-def batches_on_a_mesh() -> dict[str, Any]:
-    config = ParallelismConfig(dp_shard_size=2, tp_size=2)
-    accelerator = Accelerator(cpu=True, parallelism_config=config, strategy=OnAnyMesh)
-    loader = accelerator.prepare(torch.utils.data.DataLoader(torch.arange(8), batch_size=2))
-    assert accelerator.state.parallelism_config is config
-    return {
-        "batches": [batch.tolist() for batch in loader],
-        "ranks": (accelerator.data_parallel_shard_rank, accelerator.tensor_parallel_rank),
-        "axes": accelerator.torch_device_mesh.mesh_dim_names,
-    }
-
-
-def test_ranks_of_one_replica_get_the_same_batches() -> None:
-    found = run_on_ranks(batches_on_a_mesh, 4)
-    assert [item["batches"] for item in found] == [[[0, 1], [4, 5]]] * 2 + [[[2, 3], [6, 7]]] * 2
-    assert [item["ranks"] for item in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [item["axes"] for item in found] == [("dp_shard", "tp")] * 4
-
-
 class Doubling(Strategy):
     """A strategy that replaces a model's weights by others when it wraps the model."""
 

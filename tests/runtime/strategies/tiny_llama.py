@@ -58,6 +58,14 @@ def trained(make: Callable[[], nn.Module], arguments: dict[str, Any], folder: st
     with torch.no_grad():
         logits = model(input_ids=batches()[0]).logits
     weights = accelerator.unwrap_model(model).named_parameters()
+    coordinates = accelerator.world.mesh.coordinates(accelerator.process_index)
+    if accelerator.parallelism_config is not None:
+        ranks = (
+            accelerator.pipeline_parallel_rank,
+            accelerator.data_parallel_shard_rank,
+            accelerator.tensor_parallel_rank,
+        )
+        assert ranks == tuple(coordinates.get(axis, 0) for axis in ("pp", "dp_shard", "tp"))
     found = {
         "state": dict(accelerator.get_state_dict(model)),
         "norms": norms,
@@ -66,7 +74,7 @@ def trained(make: Callable[[], nn.Module], arguments: dict[str, Any], folder: st
         "logits": accelerator.gather(logits),
         "keeps parts of logits": isinstance(logits, DTensor),
         "parts": {name: tuple(local(weight).shape) for name, weight in weights if not weight.is_meta},
-        "coordinates": accelerator.world.mesh.coordinates(accelerator.process_index),
+        "coordinates": coordinates,
     }
     accelerator.end_training()
     # where the training is over, losses are torch's again
