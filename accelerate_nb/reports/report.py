@@ -57,8 +57,10 @@ def _dressed(text: str, css: Mapping[int, str]) -> str:
 
 
 def _restyle(css: dict[int, str], codes: str) -> None:
-    """Change a style by a colour sequence: `31` is red, `1` bold, `38;5;n` one of 256, `38;2;r;g;b` any."""
-    numbers = [min(int(code or 0), 255) for code in re.split("[;:]", codes[:40])]
+    """Change a style by a colour sequence: `31` is red, `1` bold, `38;5;n` one of 256, `38;2;r;g;b` or `38:2::r:g:b` any."""
+    # with colons the standard has a colour space first
+    codes = re.sub(r"([34]8:2):\d*(:\d+:\d+:\d+)", r"\1\2", codes[:40])
+    numbers = [min(int(code or 0), 255) for code in re.split("[;:]", codes)]
     while numbers:
         code = numbers.pop(0)
         if code == 0:

@@ -2,6 +2,7 @@
 
 import builtins
 import ctypes
+import getpass
 import io
 import logging
 import os
@@ -18,7 +19,7 @@ from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.transport.logging_state import stream_name
 
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
-_INPUT = builtins.input
+_INPUT, _GETPASS = builtins.input, getpass.getpass
 
 
 def take_over(stdout: int, stderr: int) -> None:
@@ -64,9 +65,10 @@ def _stream(descriptor: int) -> io.TextIOWrapper:
 
 
 def replace_screen_and_keyboard() -> None:
-    """Make `display` send to the notebook, and `input` and `breakpoint` raise with the reason why they can't work."""
+    """Make `display` send to the notebook, and `input`, `getpass` and `breakpoint` raise with the reason why they can't work."""
     builtins.display = display  # type: ignore[attr-defined]  # IPython puts it there too
     builtins.input = _no_input
+    getpass.getpass = _no_password
     sys.breakpointhook = _no_breakpoint
     if "IPython.core.display_functions" in sys.modules:
         # what `from IPython.display import display` gives from now on
@@ -75,8 +77,9 @@ def replace_screen_and_keyboard() -> None:
 
 
 def allow_prompts(no_input_because: str) -> None:
-    """Give `input` and `breakpoint` back to a program; its `input` says why this rank reads nothing, where it doesn't."""
+    """Give `input`, `getpass` and `breakpoint` back to a program; its `input` says why this rank reads nothing, where it doesn't."""
     builtins.input = partial(_empty_input, no_input_because) if no_input_because else _INPUT
+    getpass.getpass = _GETPASS
     sys.breakpointhook = sys.__breakpointhook__
 
 
@@ -137,11 +140,15 @@ def as_plain(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _no_input(prompt: object = "", /) -> NoReturn:
+def _no_input(prompt: object = "", /, *, name: str = "input") -> NoReturn:
     raise StateError(
-        f"input({prompt!r}) was called in a worker, which has no keyboard. "
-        "Call input() in the notebook, and pass the text as an argument."
+        f"{name}({prompt!r}) was called in a worker, which has no keyboard. "
+        f"Call {name}() in the notebook, and pass the text as an argument."
     )
+
+
+def _no_password(prompt: str = "Password: ", stream: object = None, **_: Any) -> NoReturn:  # noqa: ARG001  # as getpass's
+    _no_input(prompt, name="getpass")
 
 
 def _empty_input(reason: str, prompt: object = "", /) -> str:

@@ -61,7 +61,13 @@ def test_wrong_arguments_of_the_function_are_reported_as_python_reports_them(ker
 
 
 @pytest.mark.parametrize(
-    "call", ["input('how many? ')", "breakpoint()", "import pdb; pdb.set_trace()\n        print()"]
+    "call",
+    [
+        "input('how many? ')",
+        "__import__('getpass').getpass()",
+        "breakpoint()",
+        "import pdb; pdb.set_trace()\n        print()",
+    ],
 )
 def test_asking_the_keyboard_in_a_worker_is_an_error_and_no_hang(kernel: Kernel, call: str) -> None:
     cell = kernel.run(f"""

@@ -398,12 +398,12 @@ def test_nothing_that_a_run_prints_becomes_markup(nasty, live):
 
 
 def test_colours_of_a_terminal_are_kept_and_other_sequences_go():
-    text = "\x1b[1;31mred\x1b[0m \x1b[38;5;208morange\x1b[39m \x1b[2K\x1b]0;title\x07\x08\x00plain\x1b["
+    text = "\x1b[1;31mred\x1b[0m \x1b[38;5;208morange\x1b[38:2::0:1:2mblue\x1b[39m \x1b[2K\x1b]0;title\x07\x08\x00plain\x1b["
     view = stories.view_of(LogLine(0, "stdout", text, 1.0), size=1)
     data = report(stories.end(view))
     assert '<span style="color:#d13438;font-weight:bold;">red</span>' in data["text/html"]
-    assert '<span style="color:#ff8700;">orange</span>' in data["text/html"]
-    assert "red orange plain" in data["text/plain"]
+    assert '<span style="color:#ff8700;">orange</span><span style="color:#000102;">blue</span>' in data["text/html"]
+    assert "red orangeblue plain" in data["text/plain"]
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", data["text/html"] + data["text/plain"])
 
 

@@ -102,6 +102,7 @@ export function spans(numbers) {
 
 // as SEQUENCE of events/terminal_lines.py
 const ESCAPES = /\x1b\[([0-9;:]*)m|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c|$)|(?:\x1b\[|\x9b)[0-?]*[ -/]*(?:[@-~]|$)|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const COLOUR_SPACE = /([34]8:2):\d*(?=(?::\d+){3})/g; // in `38:2::red:green:blue`
 const CUBE = [0, 95, 135, 175, 215, 255];
 // the sixteen named colours on a ground that is named, too
 const FIXED = [
@@ -183,7 +184,7 @@ export function ansi(text) {
   for (const found of text.matchAll(ESCAPES)) {
     emit(text.slice(end, found.index));
     end = found.index + found[0].length;
-    if (found[1] !== undefined) style = graphicRendition(style, found[1].split(/[;:]/).map(Number));
+    if (found[1] !== undefined) style = graphicRendition(style, found[1].replace(COLOUR_SPACE, "$1").split(/[;:]/).map(Number));
   }
   emit(text.slice(end));
   return pieces;

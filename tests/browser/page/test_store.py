@@ -33,6 +33,7 @@ def test_colours_of_all_three_kinds_are_read(page: Any) -> None:
         ("103", "color:#000;background:rgb(230,200,60)"),
         ("7;97;44", "color:rgb(20,80,200);background:rgb(255,255,255)"),
         ("7;44", "color:rgb(20,80,200);background:#fff"),
+        ("38:5:231;48:2::20:80:200", "color:rgb(255,255,255);background:rgb(20,80,200)"),
         ("38;5;231;48;5;4", "color:rgb(255,255,255);background:rgb(20,80,200)"),
         # a colour alone is the theme's, so that it can be read on the page's ground
         ("97", "color:var(--anb-a15)"),
