@@ -2,6 +2,7 @@
 
 import copyreg
 import dis
+import getpass
 import io
 import os
 import pickle
@@ -198,7 +199,9 @@ def _code_of_file(
 
 
 def _reduce_shell(obj: Any) -> Any:
-    """IPython's shell, which stays where it is, and `get_ipython`, which gives a function that of the process it comes to."""
+    """IPython's shell, which stays where it is; `get_ipython` and a kernel's `getpass` are those of the process that they come to."""
+    if isinstance(obj, types.MethodType) and obj.__module__ == "ipykernel.kernelbase" and obj.__name__ == "getpass":
+        return getattr, (getpass, "getpass")
     shells = sys.modules.get("IPython.core.interactiveshell")
     if shells is None:
         return None

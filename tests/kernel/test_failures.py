@@ -64,13 +64,14 @@ def test_wrong_arguments_of_the_function_are_reported_as_python_reports_them(ker
     "call",
     [
         "input('how many? ')",
-        "__import__('getpass').getpass()",
+        "getpass()",
         "breakpoint()",
         "import pdb; pdb.set_trace()\n        print()",
     ],
 )
 def test_asking_the_keyboard_in_a_worker_is_an_error_and_no_hang(kernel: Kernel, call: str) -> None:
     cell = kernel.run(f"""
+    from getpass import getpass
     def asks():
         {call}
     notebook_launcher(asks, num_processes=2)
@@ -78,5 +79,5 @@ def test_asking_the_keyboard_in_a_worker_is_an_error_and_no_hang(kernel: Kernel,
     assert cell.failure.name == "StateError"
     assert "has no keyboard" in cell.failure.text
     assert call != "breakpoint()" or "num_processes=1, engine='inline'" in cell.failure.text
-    assert re.search(rf"Cell In\[{cell.number}\], line [23], in asks", cell.failure.text)
+    assert re.search(rf"Cell In\[{cell.number}\], line [34], in asks", cell.failure.text)
     assert "pdb" not in call or "(Pdb)" in cell.failure.text
