@@ -21,6 +21,7 @@ from accelerate_nb.notebook.cells.session_manager import CellOutput, NotebookSes
 from accelerate_nb.notebook.display.select import front_end
 from accelerate_nb.notebook.display.text_output import print_message
 from accelerate_nb.notebook.host import NotebookHost, host
+from accelerate_nb.reports.text_format import counted
 from accelerate_nb.transport.session_tasks import RunCell
 from accelerate_nb.worker.session.task_loop import DetachedCell
 
@@ -152,7 +153,7 @@ class AccelerateCellMagic:
     def _add_what_follows(self, error: BaseException, session: Session, *, in_panel: bool) -> None:
         """Add to a cell's error what has become of the session."""
         if session.alive:
-            follows = f"The session goes on, and keeps its variables ({session.size} ranks)."
+            follows = f"The session goes on, and keeps its variables ({counted(session.size, 'rank')})."
         else:
             follows = (
                 "The session has ended with it. The next %%accelerate cell starts a new one, without its variables."
