@@ -35,16 +35,15 @@ class Counter:
 class Training:
     """A training that can be stopped after any batch."""
 
-    def __init__(self, precision: str = "no", loader: Any = None, config: Any = None) -> None:
+    def __init__(self, precision: str = "no") -> None:
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
-        settings: dict[str, Any] = {"mixed_precision": precision, "dataloader_config": config}
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **settings)
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
         model = net(dropout=0.3)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-        loader = DataLoader(samples(48), batch_size=4, shuffle=True) if loader is None else loader
+        loader = DataLoader(samples(48), batch_size=4, shuffle=True)
         prepared = self.accelerator.prepare(model, optimizer, schedule, loader)
         self.model, self.optimizer, self.schedule, self.loader = prepared
         self.counter = Counter()
@@ -62,12 +61,12 @@ class Training:
         draws = random.random(), float(np.random.rand()), torch.rand(1).item()
         self.losses.append((loss.item(), inputs.tolist(), draws, self.schedule.get_last_lr()))
 
-    def epochs(self, count: int, save_at: int | None = None, folder: str = "", *, blocking: bool = True) -> None:
+    def epochs(self, count: int, save_at: int | None = None, folder: str = "") -> None:
         for _ in range(count):
             for inputs, targets in self.loader:
                 self.step(inputs, targets)
                 if self.counter.count == save_at:
-                    self.accelerator.save_state(folder, blocking=blocking)
+                    self.accelerator.save_state(folder)
 
 
 def straight_on(folder: str, save_at: int, precision: str) -> tuple[Any, Any]:

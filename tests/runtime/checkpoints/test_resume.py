@@ -1,96 +1,17 @@
-"""A training that is saved in the middle of an epoch goes on in new processes bit for bit, whatever reads its data."""
+"""A training on several processes goes on in new ones bit for bit, also where sums depend on the order of gradients."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
-from accelerate_nb.utils.dataclasses import DataLoaderConfiguration, DistributedDataParallelKwargs
+from accelerate_nb.utils.dataclasses import DistributedDataParallelKwargs
 from tests.ranks import run_on_ranks
-from tests.runtime.checkpoints.test_checkpoint import Training
-from tests.runtime.loops import Streamed, flat, samples
-
-SAVE_AT = 5  # inside a window of two micro-steps, in the first epoch's middle
-
-
-streamed = partial(DataLoader, Streamed(48), batch_size=3)
-
-
-def shuffled(batch_size: int = 3, **options: Any) -> DataLoader[Any]:
-    return DataLoader(samples(48), batch_size=batch_size, shuffle=True, **options)
-
-
-KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], DataLoaderConfiguration]] = {
-    "shuffled": (shuffled, DataLoaderConfiguration()),
-    "seedable": (shuffled, DataLoaderConfiguration(use_seedable_sampler=True)),
-    "dispatched": (shuffled, DataLoaderConfiguration(dispatch_batches=True)),
-    "split": (partial(shuffled, 4), DataLoaderConfiguration(split_batches=True)),
-    "iterable": (streamed, DataLoaderConfiguration(dispatch_batches=False)),
-    "iterable, dispatched": (streamed, DataLoaderConfiguration()),
-    "workers": (partial(shuffled, num_workers=2, persistent_workers=True), DataLoaderConfiguration()),
-}
-
-
-def run(kind: str) -> Training:
-    make, config = KINDS[kind]
-    return Training("fp16", make(), config)
-
-
-def outcome(training: Training, since: int = 0) -> tuple[Any, ...]:
-    training.accelerator.wait_for_checkpoint()
-    state, scaler = training.optimizer.state_dict()["state"], training.accelerator.scaler
-    moments = [value.tolist() for item in state.values() for value in item.values()]
-    assert scaler is not None
-    found = training.losses[since:], flat(training.model), moments, scaler.state_dict(), training.accelerator.step
-    training.accelerator.free_memory()
-    return found
-
-
-def straight_on(folder: str) -> dict[str, Any]:
-    found = {}
-    for kind in KINDS:
-        training = run(kind)
-        training.epochs(2, SAVE_AT, f"{folder}/{kind}", blocking=False)
-        found[kind] = outcome(training, SAVE_AT)
-    return found
-
-
-def resumed(folder: str, skips: bool) -> dict[str, Any]:
-    found = {}
-    for kind in KINDS:
-        training = run(kind)
-        torch.manual_seed(77)
-        training.accelerator.load_state(f"{folder}/{kind}")
-        if skips:  # as loops that were written for Accelerate do it
-            for batch in training.accelerator.skip_first_batches(training.loader, SAVE_AT):
-                training.step(*batch)
-        training.epochs(1 if skips else 2)
-        found[kind] = outcome(training)
-    return found
-
-
-def compare(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> None:
-    names = ("losses, batches, draws and rates", "weights", "moments", "scaler", "micro-steps")
-    for before, after in zip(first, second, strict=True):
-        for kind in after:
-            for name, expected, found in zip(names, before[kind], after[kind], strict=True):
-                assert found == expected, f"{name} of {kind}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2])
-def test_every_kind_of_loader_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, size: int) -> None:
-    straight = run_on_ranks(straight_on, size, str(tmp_path))
-    compare(straight, run_on_ranks(resumed, size, str(tmp_path), False))
-    if size == 2:
-        compare(straight, run_on_ranks(resumed, size, str(tmp_path), True))
+from tests.runtime.loops import flat
 
 
 class Deep(nn.Module):

@@ -127,16 +127,18 @@ def go_on(how: str, stop: int, workers: int, persistent: bool = False) -> bool:
     options = {
         "use_seedable_sampler": how == "seedable",
         "rng_types": ["generator", "torch"][: 2 if how == "all generators" else 1],
+        "split_batches": how == "split",
     }
     generator = torch.Generator().manual_seed(9) if how == "own generator" else None
-    data = Shuffled(11) if how == "stream" else Numbers(11, "augmented" if how == "augmented" else "plain")
-    shuffle = None if how == "stream" else True
+    is_stream = "stream" in how
+    data = Shuffled(11) if is_stream else Numbers(11, "augmented" if how == "augmented" else "plain")
+    shuffle = None if is_stream else True
 
     def make() -> Any:
         loader = DataLoader(
             data, 2, shuffle=shuffle, generator=generator, num_workers=workers, persistent_workers=persistent
         )
-        return prepare_data_loader(loader, CPU, put_on_device=True, dispatch_batches=how == "dispatched", **options)
+        return prepare_data_loader(loader, CPU, put_on_device=True, dispatch_batches="dispatched" in how, **options)
 
     draws = 1 + current_world().rank  # processes draw what they like from torch's own generator
     torch.manual_seed(2)
@@ -158,14 +160,18 @@ def go_on(how: str, stop: int, workers: int, persistent: bool = False) -> bool:
     again.resume(pickle.loads(pickle.dumps(position)))
     torch.set_rng_state(rng_state)
     resumed: list[Any] = []
-    length = len(again) if how != "stream" else 6 if again.stride == 1 else 3
+    length = len(again) if not is_stream else 6 if again.stride == 1 else 3
     for _ in range(2 if len(straight) > length else 1):
         resumed += [(plain(batch), again.end_of_dataloader, torch.rand(draws).sum().item()) for batch in again]
     return resumed == straight and again.iteration == loader.iteration
 
 
 @pytest.mark.parametrize(
-    "how", ["global generator", "own generator", "all generators", "seedable", "stream", "augmented", "dispatched"]
+    "how",
+    [
+        *("global generator", "own generator", "all generators", "seedable", "augmented", "split"),
+        *("stream", "dispatched", "dispatched stream"),
+    ],
 )
 @pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_resumed_epoch_goes_on_where_it_was(how: str, size: int) -> None:
