@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from accelerate_nb.export.python_source import DefinitionFinder, guarded
+from accelerate_nb.export.python_source import DefinitionFinder, guarded, is_async, with_global_annotations
 
 GUARD = 'if __name__ == "__main__":  # +'
 
@@ -138,3 +138,17 @@ def test_an_import_that_shares_its_line_with_work_is_there_for_everyone():
 
 def test_a_line_that_looks_like_an_added_one_does_so_no_more():
     assert laid_out("x = 1  # +\nf(x)  # +") == ["x = 1  # + ", GUARD, "    f(x)  # + "]
+
+
+def test_annotations_that_a_function_can_t_make_keep_the_cell_s_lines():
+    source = "await f()\nx: dict[\n    str, int,\n] = g()\ny: int\nprint(x)"
+    plain = with_global_annotations(source)
+    assert plain.split("\n")[0] == "await f()"
+    assert len(plain.split("\n")) == len(source.split("\n"))
+    assert with_global_annotations("x: int = f()") == "x: int = f()"
+
+
+def test_what_awaits_only_in_functions_is_not_asynchronous():
+    assert not is_async(
+        ast.parse("async def f():\n    await g()\nx = f()\nclass A:\n    async def f(self): await g()").body
+    )

@@ -48,6 +48,14 @@ CELLS = [
     "u = 1; \\\nv = print(u)",
     "config, kinds, home = {'a': 1}, [], A()\nconfig['lr'] = 0.1\nkinds.append(2)\nhome.place = 3",
     "rate = config['lr']\nkind = kinds[0]\nplace = home.place\nrate, kind, place",
+    "class Stream:\n    async def __aenter__(self): return self\n    async def __aexit__(self, *_): pass",
+    "async def numbers(self):\n    for number in (1, 2): yield number\nStream.__aiter__ = numbers",
+    "async with Stream() as s:\n    async for last in s:\n        seen = [(kept := item) async for item in s]\nlast, seen, kept",
+    "first: int = await later(1)\nsecond: dict[\n  str, int\n] = (\n  await later({'a': first}))\nthird: str\nfirst, second",
+    "import os.path as p; moved = await later(p.sep)\nfrom os.path import sep\ndef held(): return moved\nmoved, held(), sep",
+    "moved = await later(5)\nmoved, held()",
+    "try:\n    await later(1) / 0\nexcept ZeroDivisionError as error:\n    reason = str(error)\nreason",
+    "match await later([1, 2, 3]):\n    case [one, *others]: print(one, others)",
     "from __future__ import (division,\n    print_function)",
 ]
 
