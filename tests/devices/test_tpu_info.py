@@ -2,22 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from accelerate_nb.devices import tpu_info
-from accelerate_nb.devices.tpu_info import TpuGauge, cores
+from accelerate_nb.devices.tpu_info import TpuGauge
 from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.resource_monitor import monitor_resources
-from accelerate_nb.notebook.display.message_feed import MessageFeed
-from accelerate_nb.reports.report import run_report
-from accelerate_nb.reports.summary import RunFacts
 from tests.devices.chips import GIB, Chips, served
 from tests.waiting import until
-
-FACTS = RunFacts(name="train", why="", folder="", started=0.0, size=2)
 
 
 def of(size: int) -> RankProcesses:
@@ -113,17 +107,13 @@ def test_a_service_that_does_not_answer_is_given_up_for_this_time(serving, monke
     tpus.close()
 
 
-def test_the_panel_the_plain_text_and_the_page_of_a_run_show_it(serving, tmp_path):
+def test_a_run_knows_how_busy_its_chips_are(serving, tmp_path):
     chips = Chips(used={0: 7 * GIB, 1: 8 * GIB}, total={0: 16 * GIB, 1: 16 * GIB}, busy={0: 42.0, 1: 43.0})
     view = RunState(2)
     environment = {"PJRT_DEVICE": "TPU", "TPU_RUNTIME_METRICS_PORTS": str(serving(chips))}
     with monitor_resources(view, lambda: range(2), "xla", environment, [tmp_path]):
         until(lambda: view.rank(1).devices)
-    (message,) = MessageFeed(view).backlog(FACTS)
-    assert message["devices"] == [[0, "TPU 0", 42.0, 7 * GIB, 16 * GIB], [1, "TPU 1", 43.0, 8 * GIB, 16 * GIB]]
-    for shown in run_report(FACTS, view).values():
-        assert "TPU 0 42% 7.0/16.0 GiB" in shown
-        assert "TPU 1 43% 8.0/16.0 GiB" in shown
+    assert view.rank(1).devices["TPU 1"].utilisation == 43.0
 
 
 def test_without_the_library_no_chip_is_known(monkeypatch):
@@ -133,18 +123,9 @@ def test_without_the_library_no_chip_is_known(monkeypatch):
     tpus.close()
 
 
-class Gauge:
-    """A number of the service's."""
-
-    def __init__(self, value: Any) -> None:
-        self.as_int = self.as_double = value
-
-
-def gauges(**values: Any) -> dict[int, Any]:
-    return {int(number[1:]): Gauge(value) for number, value in values.items()}
-
-
-def test_what_the_service_leaves_out_is_not_known():
-    assert cores({}, {}, {}) == {}
-    assert cores(gauges(n0=1, n1=2), gauges(n0=9), {}) == {0: (1, 9, None), 1: (2, None, None)}
-    assert cores(gauges(n0=1, n1=2), {}, gauges(n1=2.0)) == {0: (1, None, None), 1: (2, None, 2.0)}
+def test_what_the_service_leaves_out_is_not_known(serving):
+    port = serving(Chips(used={0: 1, 1: 2}, total={0: 9}, busy={1: 2.0}))
+    tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(port)})
+    found = [(item.memory_used, item.memory_total, item.utilisation) for item in tpus.samples(of(2), 0.0)]
+    assert found == [(1, 9, None), (2, None, 2.0)]
+    tpus.close()
