@@ -1,7 +1,7 @@
 """A run in a notebook that a person looks at: what is seen while its cell is busy, and what the buttons do."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,28 +25,16 @@ def moves(panel: Any, rank: int = 0) -> None:
     expect(bar).not_to_have_attribute("aria-valuetext", bar.get_attribute("aria-valuetext"))
 
 
-# ------------------------------------------------------------------------------------------- one run that many look at
-
-
-@pytest.fixture(scope="module")
-def running(given: Callable[..., Notebook]) -> Iterator[Notebook]:
-    """A notebook whose cell is busy with a run that has no end."""
-    notebook = given(TRAIN, RUN, ALIVE)
+def test_the_panel_follows_the_theme_and_is_walked_by_keyboard_and_the_notebook_stays_as_it_is(
+    given: Callable[..., Notebook],
+) -> None:
+    notebook = given(TRAIN, RUN)
     notebook.start()
-    moves(notebook.page.locator(".anb"))
-    yield notebook
-    if not notebook.is_idle():
-        notebook.command("notebook:interrupt-kernel")
-
-
-def test_the_panel_follows_the_theme(running: Notebook) -> None:
+    page, panel = notebook.page, notebook.page.locator(".anb")
+    moves(panel)
     for theme in ("dark", "light"):
-        running.theme(f"JupyterLab {theme.title()}")
-        expect(running.page.locator(".anb")).to_have_attribute("data-anb-theme", theme)
-
-
-def test_the_panel_is_walked_by_keyboard_and_the_notebook_stays_as_it_is(running: Notebook) -> None:
-    page, panel = running.page, running.page.locator(".anb")
+        notebook.theme(f"JupyterLab {theme.title()}")
+        expect(panel).to_have_attribute("data-anb-theme", theme)
     cells = page.locator(".jp-Notebook .jp-Cell").count()
     panel.get_by_role("button", name="Stacks", exact=True).first.focus()
     page.keyboard.press("Tab")
@@ -56,20 +44,9 @@ def test_the_panel_is_walked_by_keyboard_and_the_notebook_stays_as_it_is(running
         page.keyboard.press(key)
     expect(panel.get_by_role("button", name="Stop")).to_be_focused()
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
-
-
-def test_a_page_that_is_loaded_anew_shows_the_run_again_and_can_stop_it(running: Notebook) -> None:
-    running.save()
-    running.open(kernel=False)
-    panel = running.page.locator(".anb")
-    moves(panel)
-    expect(panel.get_by_role("log").first).to_contain_text("step")
-    panel.get_by_role("button", name="Stop").click()
-    expect(running.page.locator(".anb-chip, .anb-state").first).to_have_text(re.compile("stop"))
-    expect(panel.get_by_role("progressbar").first).to_have_attribute("aria-valuetext", re.compile("steps"))
-
-
-# ------------------------------------------------------------------------------------------------------- every kernel
+    page.keyboard.press("Enter")
+    notebook.wait()
+    assert re.search(r"it stopped after \d+ steps", notebook.output(1))
 
 
 def stops_at_a_click(notebook: Notebook) -> None:
