@@ -64,7 +64,7 @@ KEPT_OF: dict[str, tuple[str, ...]] = {
     "tests/launching/detached/test_faults.py": ("the_run_host_is_killed", "attaches_in_a_flood"),
     "tests/launching/test_warmth.py": (),
     "tests/nodes": (),
-    "tests/notebooks": ("test_the_first_run", "test_cells_on_two_ranks", "saved_clean", "executed_by_a_test"),
+    "tests/notebooks": ("test_the_first_run", "test_cells_on_two_ranks", "saved_clean"),
     "tests/hf_suite": (),
     "tests/transformers": (),
     "tests/xla": (),

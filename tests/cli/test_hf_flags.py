@@ -176,7 +176,7 @@ def test_megatron_gets_the_variables_that_accelerate_sets() -> None:
 def test_workers_find_the_variables_that_accelerate_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--cpu", "--num_processes", "1", "--mixed_precision", "bf16", "--debug", "--enable_cpu_affinity"]
     words += ["--dynamo_backend", "eager", "--dynamo_mode", "max-autotune", "--dynamo_use_fullgraph"]
-    words += ["--num_cpu_threads_per_process", "3"]
+    words += ["--dynamo_use_dynamic", "--num_cpu_threads_per_process", "3"]
     arguments, *_ = _validate_launch_command(launch_command_parser().parse_args([*words, "script.py"]))
     _, their_variables = prepare_simple_launcher_cmd_env(arguments)
     found = request_of(*words)

@@ -1,13 +1,10 @@
 """Workers find in their environment what the settings of their launch say, and compute so."""
 
-import os
 from pathlib import Path
 
 import pytest
-import torch
-from accelerate import Accelerator as TheirAccelerator
 
-from accelerate_nb import Accelerator, notebook_launcher
+from accelerate_nb import notebook_launcher
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices import nvml
 from accelerate_nb.devices.probe import AvailableDevices
@@ -18,37 +15,14 @@ from accelerate_nb.launching.planning.placement import choose
 SERVER = AvailableDevices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
 
 
-def what_workers_see():
-    found = []
-    for item in (Accelerator(), TheirAccelerator()):
-        plugin = item.state.dynamo_plugin
-        found.append((item.num_processes, plugin.backend.value, plugin.mode, plugin.dynamic))
-    return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], found
-
-
-@pytest.mark.slow
-def test_threads_and_compilers_are_as_they_were_requested(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads, variable, found = notebook_launcher(
-        what_workers_see,
-        num_processes=2,
-        cpu=True,
-        panel="off",
-        num_cpu_threads_per_process=2,
-        dynamo_backend="eager",
-        dynamo_mode="reduce-overhead",
-        dynamo_use_dynamic=True,
-    )
-    assert (threads, variable) == (2, "2")
-    assert found[0] == found[1] == (2, "EAGER", "reduce-overhead", True)
-
-
-def test_workers_are_shown_the_accelerators_that_were_named_and_no_others(monkeypatch):
+def test_workers_have_the_accelerators_and_the_threads_that_were_requested_whatever_variables_are_set(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    config = resolve({"gpu_ids": "1,3", "enable_cpu_affinity": True}, {})
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    config = resolve({"gpu_ids": "1,3", "enable_cpu_affinity": True, "num_cpu_threads_per_process": 3}, {})
     choice = choose(config.launching, SERVER, can_fork=True)
-    variables = environment(config, choice, worker_threads(config.launching, choice))
-    assert choice.size == 2
+    threads = worker_threads(config.launching, choice)
+    variables = environment(config, choice, threads)
+    assert (choice.size, threads) == (2, 3)
     assert variables["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert variables["ACCELERATE_CPU_AFFINITY"] == "true"
 

@@ -10,7 +10,7 @@ import accelerate
 import pytest
 import torch
 
-import accelerate_nb.launchers
+import accelerate_nb
 from accelerate_nb import (
     Accelerator,
     ConfigurationError,
@@ -43,15 +43,6 @@ def test_a_call_written_for_accelerate_means_the_same_here(name):
             parameter.default,
         )
     assert all(our.kind in {our.KEYWORD_ONLY, our.VAR_KEYWORD} for our in ours[number + 1 :])
-
-
-def test_the_launchers_stand_under_accelerates_module_name_too():
-    assert accelerate_nb.launchers.notebook_launcher is notebook_launcher
-    assert accelerate_nb.launchers.debug_launcher is debug_launcher
-
-
-def test_rank_0s_value_comes_back():
-    assert notebook_launcher(lambda x, y: (x + y, launch_environment()["RANK"]), (1, 2), 2, cpu=True) == (3, "0")
 
 
 class Recorded:

@@ -21,7 +21,6 @@ from accelerate_nb.events.event_types import (
     Progress,
     StateChange,
 )
-from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.live_terminal import TerminalSink, board_lines
 from accelerate_nb.notebook.display.text import TextFrontEnd, standard_sink
@@ -387,7 +386,7 @@ if accelerator.process_index == 1:
 """
 
 
-def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause_and_leaves_a_run_that_can_be_read_back(tmp_path):
+def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     command = ["-m", "accelerate_nb", "launch", "--cpu", "-n", "2", "--folder", str(tmp_path / "runs"), "train.py"]
     environment = {**os.environ, "TERM": "xterm", "HOME": str(tmp_path)}
@@ -406,12 +405,3 @@ def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause_and_leaves_a_ru
     assert screen.count("ValueError: the end of rank 1") == 1
     assert any(item.startswith("  loss  ") for item in screen)
     assert screen[-2].startswith("All output: ")
-    (run,) = kept_runs(tmp_path / "runs")
-    assert (run.name, run.state, run.ranks, run.is_over) == ("train.py", "failed", 2, True)
-    assert 0 < run.ended - run.started < 120
-    assert run.error.startswith("rank 1 stopped with ValueError: the end of rank 1")
-    view = view_of(run)
-    # up to torch 2.9, gloo tells of its connections before
-    assert next(line.text for line in view.tail(0, 10) if not line.text.startswith("[Gloo]")) == "hello"
-    assert view.rank(0).metrics["loss"].step == 29
-    assert [failure.rank for failure in view.failures if not failure.ended_by_us] == [1]
