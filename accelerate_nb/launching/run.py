@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from accelerate_nb.errors import mark_in_panel, of_this_package
+from accelerate_nb.events.event_types import State
 from accelerate_nb.events.run_folder import record_problem, shown_path
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
@@ -149,6 +150,11 @@ class Run:
         return self._control.over.is_set()
 
     @property
+    def state(self) -> State:
+        """Its state in a word: `starting`, `running`, `stopping`, `finished`, `failed` or `stopped`; `view` holds all of it as values."""
+        return self.view.state
+
+    @property
     def error(self) -> BaseException | None:
         """The exception that `wait` raises once the run is done; `None` without one, and for the interrupt of a wait."""
         return self._control.error
@@ -217,7 +223,7 @@ class Run:
     def __repr__(self) -> str:
         ranks = len(self.ranks)
         count = f"{ranks} rank{'' if ranks == 1 else 's'}"
-        return f"<Run of {self.name}: {self.view.state}, {count}, output in {shown_path(self.folder)}>"
+        return f"<Run of {self.name}: {self.state}, {count}, output in {shown_path(self.folder)}>"
 
     def _ipython_display_(self) -> None:
         self._front_end.show(self)

@@ -114,7 +114,7 @@ def test_numbers_after_a_restart_are_those_of_a_run_that_never_failed(
     run = again(trains, fault, at, numbered, detach=detach)
     assert run.wait(60) == [(at >= SAVE_EVERY, found) for found in undisturbed]
     assert [item.attempt for item in run.view.restarts] == [1]
-    assert run.view.state == "finished"
+    assert run.state == "finished"
 
 
 # ------------------------------------------------------------------------------------------------------------ what is told
@@ -161,7 +161,7 @@ def test_a_stop_in_the_pause_before_a_restart_ends_the_run(again: Any) -> None:
     run.request_stop("finish")
     with pytest.raises(StoppedError):
         run.wait(30)
-    assert run.view.state == "stopped"
+    assert run.state == "stopped"
 
 
 # ----------------------------------------------------------------------------------------------------------- size of batches

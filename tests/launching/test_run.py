@@ -49,7 +49,7 @@ def test_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path):
     with pytest.warns(RuntimeWarning, match=why):
         assert run.wait(60) == 6
     assert run.view.line_count == 20_000
-    assert run.view.state == "finished"
+    assert run.state == "finished"
 
 
 def test_a_wait_that_takes_too_long_leaves_the_run_running(tmp_path):
