@@ -4,7 +4,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,14 +14,17 @@ import pytest
 import torch
 
 from accelerate_nb import Accelerator, WorkerError
+from accelerate_nb.config.run_config import resolve
 from accelerate_nb.events.event_types import DeviceSample
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.session import Session
 from tests.gpu.devices import compute_for, finish, is_pretended
 from tests.waiting import until
 
 MIB = 1 << 20
 HELD = 512 * MIB
+ADVICE = {"cuda": "What to do: Take a smaller batch", "cpu": "What to do: The machine's memory is full"}
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +75,33 @@ def too_much() -> None:
 
 
 def test_memory_that_runs_out_is_answered_in_the_error(launched: Callable[..., list[Any]], device: str) -> None:
-    advice = "Take a smaller batch" if device == "cuda" else "The machine's memory is full"
-    with pytest.raises(WorkerError, match=rf"What to do: {advice}") as caught:
+    with pytest.raises(WorkerError, match=ADVICE[device]) as caught:
         launched(too_much)
     assert isinstance(caught.value, torch.OutOfMemoryError if device == "cuda" else RuntimeError)
+
+
+FILLS = """
+def fill():
+    blocks = [torch.ones(64 << 20, dtype=torch.uint8, device=device)]
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(0.05, device)
+    while device.type == "cuda":
+        blocks.append(torch.ones(64 << 20, dtype=torch.uint8, device=device))
+    torch.empty(1 << 50, dtype=torch.uint8, device=device)
+fill()
+"""
+
+
+def test_a_session_goes_on_after_a_cell_in_which_memory_ran_out(device: str, ranks: int, tmp_path: Path) -> None:
+    settings = {"num_processes": ranks, "cpu": device == "cpu", "folder": str(tmp_path)}
+    with closing(Session.start(resolve(settings, {}))) as session:
+        session.run("import torch\nbefore = torch.ones(8, device=device)").wait()
+        with pytest.raises(WorkerError, match=ADVICE[device]):
+            session.run(FILLS).wait()
+        session.run("held = 0 if device.type == 'cpu' else torch.cuda.memory_allocated(device)").wait()
+        for values in session.pull(["before", "held"], ranks=tuple(range(ranks))).values():
+            assert (values["before"].sum().item(), values["before"].device.type) == (8.0, "cpu")
+            assert values["held"] < 64 * MIB
 
 
 def fill_and_compute() -> None:
