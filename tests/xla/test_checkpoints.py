@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accelerate_nb.errors import CheckpointError
 from accelerate_nb.utils import find_tied_parameters, id_tensor_storage, load, load_checkpoint_in_model
 from tests.ranks import run_on_ranks
 from tests.runtime.loops import samples
@@ -20,7 +19,7 @@ from tests.runtime.loops import samples
 class Odd(nn.Module):
     """A model with a weight under two names, one in bf16, one that is not contiguous, two of one shape, a buffer and dropout."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(8, 8, bias=False)
         self.second = nn.Linear(8, 8, bias=False)
@@ -29,7 +28,7 @@ class Odd(nn.Module):
         self.turned = nn.Parameter(torch.randn(8, 4).t())
         self.short = nn.Parameter(torch.randn(4, dtype=torch.bfloat16))
         self.norm = nn.BatchNorm1d(8)
-        self.drop = nn.Dropout(dropout)
+        self.drop = nn.Dropout(0.3)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = self.third(self.drop(torch.relu(self.norm(self.second(self.first(inputs))))))
@@ -53,11 +52,11 @@ class Remembering:
 class Training:
     """One training, the same for every package and on every device; all that it draws depends on a seed."""
 
-    def __init__(self, package: str = "accelerate_nb", seed: int = 0, dropout: float = 0.3, **options: Any) -> None:
+    def __init__(self, package: str = "accelerate_nb", seed: int = 0, **options: Any) -> None:
         found = import_module(package)
         import_module(f"{package}.utils").set_seed(seed)
         self.accelerator = found.Accelerator(**options)
-        model = Odd(dropout)
+        model = Odd()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
         loader = DataLoader(samples(32), batch_size=4, shuffle=True)
@@ -231,42 +230,3 @@ def test_files_for_other_uses_hold_the_same_weights(saved, folder, launched_on_x
     assert nest["one"][0].data_ptr() == nest["two"].data_ptr()
     assert nest["two"].tolist() == saved["moment"]["custom"]
     assert nest["three"] == 3
-
-
-class Failing(Remembering):
-    """Something whose state can't be had."""
-
-    def state_dict(self) -> dict[str, Any]:
-        raise RuntimeError("no state today")
-
-
-def on_two_ranks(folder: str) -> Any:
-    """Saves after three steps and goes on; then a save to the same folder that fails on the main rank alone."""
-    training = Training(dropout=0.0)
-    training.epochs(1, at={3: lambda: training.accelerator.save_state(folder)})
-    numbers = training.numbers(3)
-    if training.accelerator.is_main_process:
-        training.accelerator.register_for_checkpointing(Failing(training.accelerator.device))
-    with pytest.raises((CheckpointError, RuntimeError), match="no state today"):
-        training.accelerator.save_state(folder)
-    return numbers
-
-
-def resumed_on_two_ranks(folder: str) -> Any:
-    """Goes on from the first of these saves."""
-    training = Training(seed=5, dropout=0.0)
-    training.accelerator.load_state(folder)
-    training.epochs(1)
-    return training.numbers()
-
-
-def test_two_ranks_save_together(on_xla, tmp_path):
-    folder = tmp_path / "both"
-    before = on_xla(on_two_ranks, str(folder), num_processes=2)
-    assert {"random_states_0.pkl", "random_states_1.pkl", "positions_1.pkl"} <= {path.name for path in folder.iterdir()}
-    after = on_xla(resumed_on_two_ranks, str(folder), num_processes=2)
-    for (records, state), (records_after, state_after) in zip(before, after, strict=True):
-        assert records_after == records
-        assert state_after["optimizer"] == state["optimizer"]
-    # the statistics of norms, and registered objects, are those of the main rank in every checkpoint
-    assert after[0][1] == before[0][1]

@@ -7,7 +7,7 @@ import pytest
 
 from accelerate_nb.devices import xla
 from tests.devices.test_xla import COLAB, KAGGLE
-from tests.kernel.kernels import ROOT, kernel as started
+from tests.kernel.kernels import ROOT
 from tests.processes import python
 
 SETTINGS = 'config_file="", panel="off"'
@@ -47,18 +47,19 @@ def run(code, folder, **environment):
 @pytest.mark.slow
 def test_a_runtime_that_is_awake_on_the_cpu_keeps_no_launch_from_its_device_but_a_fork(tmp_path):
     code = f"""
-import json, torch_xla
-torch_xla.device()
+import json, torch, torch_xla
+here = torch.ones(2, device=torch_xla.device()) + 1
+torch_xla.sync()
 found = [notebook_launcher(place, num_processes=1, start_method=method, {SETTINGS}) for method in ("auto", "spawn")]
 try:
     notebook_launcher(place, num_processes=1, start_method="fork", {SETTINGS})
 except LaunchError as error:
     found.append(str(error))
 found.append(notebook_launcher(place, num_processes=1, engine="inline", {SETTINGS}))
-print(json.dumps([*found, os.getpid()]))
+print(json.dumps([*found, here.tolist(), os.getpid()]))
 """
-    supervised, spawned, forked, inline, pid = run(code, tmp_path, PJRT_DEVICE="CPU")
-    assert (supervised, spawned, inline) == ("xla:0", "xla:0", "xla:0")
+    supervised, spawned, forked, inline, here, pid = run(code, tmp_path, PJRT_DEVICE="CPU")
+    assert (supervised, spawned, inline, here) == ("xla:0", "xla:0", "xla:0", [2.0, 2.0])
     assert forked.startswith("start_method='fork' was requested, but torch_xla's runtime is awake in this process")
     assert f"({pid})" in forked
 
@@ -90,23 +91,6 @@ print(json.dumps([found, sorted(supervisor._warmth.get().unfit)]))
     found, unfit = run(code, tmp_path, PJRT_DEVICE="CPU")
     assert found == ["xla:0", "xla:0"]
     assert unfit == ["torch_xla"]
-
-
-@pytest.mark.slow
-def test_a_cell_launches_through_torch_xla_though_another_has_woken_it(tmp_path):
-    with started(tmp_path, PJRT_DEVICE="CPU") as notebook:
-        notebook.ok("import torch, torch_xla; here = torch.ones(2, device=torch_xla.device()) + 1; torch_xla.sync()")
-        notebook.ok("""
-        def train():
-            from accelerate_nb import Accelerator
-            accelerator = Accelerator()
-            weights = torch.ones(3, requires_grad=True, device=accelerator.device)
-            accelerator.backward((weights * 2).sum())
-            return str(accelerator.device), accelerator.num_processes, weights.grad.tolist()
-        """)
-        notebook.ok("trained = notebook_launcher(train)")
-        assert notebook.value("trained") == ["xla:0", 1, [2.0, 2.0, 2.0]]
-        assert notebook.value("here.tolist()") == [2.0, 2.0]
 
 
 # What stands between torch_xla and a chip is mocked here, as there is none: what its devices are is not asked. All that
