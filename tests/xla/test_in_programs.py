@@ -16,7 +16,8 @@ from accelerate_nb.runtime.operations.nested import leaves_of
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
 from accelerate_nb.runtime.xla.device import compilations, wait
 from tests.ranks import run_on_ranks
-from tests.xla.test_operations import counts, nests, plain_value
+from tests.runtime.data.loaders import typed
+from tests.xla.test_operations import counts, nests
 from tests.xla.threads import on_connected_devices
 from tests.xla.weights import fixed
 
@@ -49,7 +50,11 @@ def moved(world: Any) -> dict[str, Any]:
                 found[f"{reduction}, {name}"] = mover.reduce(call, tensors, reduction, 1.0)
     meanwhile = {name: count - before[name] for name, count in counts().items()} if before else {}
     world.settle()
-    return {"mover": type(mover).__name__, "found": plain_value(found), "meanwhile": meanwhile}
+    return {
+        "mover": type(mover).__name__,
+        "found": {name: typed(value) for name, value in found.items()},
+        "meanwhile": meanwhile,
+    }
 
 
 def moved_by_gloo() -> dict[str, Any]:

@@ -11,6 +11,8 @@ import torch
 from accelerate_nb import Accelerator, utils
 from accelerate_nb.local_sgd import LocalSGD
 from tests.ranks import run_on_ranks
+from tests.runtime.data.loaders import typed
+from tests.runtime.operations.test_as_accelerate import drawn
 from tests.xla.weights import fixed
 
 # Two processes that import torch_xla and torch once more, and a good hundred small programs to compile.
@@ -22,11 +24,6 @@ DTYPES = [
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
 ]
-
-
-def drawn(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randint(0, 9, shape, generator=generator).to(dtype)
 
 
 def nests(rank: int, device: torch.device) -> dict[str, Any]:
@@ -56,13 +53,13 @@ def everything() -> dict[str, Any]:
     objects = of_objects(accelerator)
     accelerator.wait_for_everyone()
     return {
-        "found": plain_value(found) | plain_value(objects),
+        "found": {name: typed(value) for name, value in {**found, **objects}.items()},
         "messages": messages,
         "device": str(accelerator.device),
-        "uneven": plain_value(uneven(accelerator)),
+        "uneven": typed(uneven(accelerator)),
         "gradient": gradient(accelerator),
-        "dispatched": plain_value(dispatched(accelerator)),
-        "averaged": plain_value(averaged(accelerator)),
+        "dispatched": typed(dispatched(accelerator)),
+        "averaged": typed(averaged(accelerator)),
         "seeds": seeds(accelerator),
     }
 
@@ -191,17 +188,6 @@ def counts() -> dict[str, int]:
 
     names = ("CompileTime", "ExecuteTime", "ExecuteReplicatedTime", "TransferFromDeviceTime")
     return {name: (metrics.metric_data(name) or (0,))[0] for name in names}
-
-
-def plain_value(value: Any) -> Any:
-    """A result in plain values: with the type of every container and tensor, and every number as it is."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.detach().tolist()
-    if isinstance(value, dict):
-        return {key: plain_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, [plain_value(item) for item in value]
-    return repr(value)
 
 
 @pytest.fixture(scope="module")
