@@ -306,14 +306,14 @@ def _curves_part(ranks: Sequence[RankState], names: Sequence[str], *, live: bool
     text += left_out(len(names), len(text), "metric")
     logged = {*logged_names(shown)}
     # a number that was logged once has no course; where code logged nothing, all are drawn
-    moving = [curve for curve in curves if curve.points > 1][:_MOST_PICTURES]
-    coarse = [coarsened(curve) for curve in moving if curve.name in logged or not logged]
+    moving = [curve for curve in curves if curve.points > 1 and (curve.name in logged or not logged)]
+    coarse = [coarsened(curve) for curve in moving[:_MOST_PICTURES]]
     drawn = [*map(picture, coarse)]
     if sum(map(saved_size, drawn)) > _PICTURES:
         # of several ranks as bands
         drawn = [picture(replace(curve, lines={}) if len(curve.ranks) > 1 else curve) for curve in coarse]
     if pictures := first_fitting(drawn, _PICTURES):
-        html.append("\n".join([f"<div{_GAP}>", *pictures, "</div>"]))
+        html.append("\n".join([f"<div{_GAP}>", *pictures, *left_out(len(moving), len(pictures), "curve"), "</div>"]))
     return _ReportPart("\n".join(html), "\n".join(text))
 
 
@@ -354,7 +354,8 @@ def _html_cause(cause: FailureCause) -> Iterator[str]:
         last = newest_fitting(cause.last_lines, _NOTES, escape)
         yield f"<div>Its last lines:</div>\n<pre>{chr(10).join(last)}</pre>"
     if others := first_fitting(map(escape, cause.others), _NOTES):
-        yield f"<div>{'<br>'.join(others)}</div>"
+        more = left_out(len(cause.others), len(others), "line")
+        yield f"<div>{'<br>'.join([*others, *more])}</div>"
     if cause.every:
         title = "all calls" if cause.rank is not None else "every rank's stack"
         every = escape(fitted("\n".join(cause.every), _EVERY, escape))
@@ -384,7 +385,9 @@ def cause_lines(cause: FailureCause) -> Iterator[str]:
     if cause.last_lines:
         yield "Its last lines:"
         yield from newest_fitting([f"  {line}" for line in cause.last_lines], _NOTES)
-    yield from first_fitting(cause.others, _NOTES)
+    others = first_fitting(cause.others, _NOTES)
+    yield from others
+    yield from left_out(len(cause.others), len(others), "line")
 
 
 def _text_line(line: LogLine, label: str = "  ") -> str:

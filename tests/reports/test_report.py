@@ -288,6 +288,7 @@ def test_metrics_that_have_no_room_are_counted():
     html = report(stories.end(stories.view_of(*metrics, size=2)))["text/html"]
     shown = {*re.findall(r"(metric_\d+)</td>", html)}
     assert f"… {50 - len(shown)} more metrics not shown here" in html
+    assert f"… {50 - len(pictures(html))} more curves not shown here" in html
 
 
 # Ranks report what they measure at steps of their own; `its/s` and the like are numbers of the code, whatever they count.
