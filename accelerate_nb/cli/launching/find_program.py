@@ -54,6 +54,12 @@ def path_of_workers() -> tuple[str, ...]:
 
 def _script(name: str) -> ScriptFile:
     path = os.path.abspath(os.path.expanduser(name))
+    is_special = os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+    if name == "-" or is_special or path.startswith(("/dev/stdin", "/dev/fd/")):
+        # in a worker it is empty, or another one
+        raise ConfigurationError(
+            f"{name} was to be run, which is no file that every process can read. Save the script in a file, and name that."
+        )
     if not os.path.exists(path):
         raise ConfigurationError(f"{name} was to be run, and there is no such file. {_suggestion(name, path)}")
     if os.path.isdir(path) and not any(Path(path).glob("__main__.py*")):

@@ -1,5 +1,6 @@
 """`accelerate-nb launch` runs what is named on every process, and ends as it ended."""
 
+import os
 import shlex
 import signal
 import subprocess
@@ -299,6 +300,9 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
         (["scrpt.py"], 2, "Did you mean script.py?"),
         (["json"], 2, "run it with -m json"),
         (["/dev"], 2, "/dev was to be run, and is a folder without a __main__.py. Name a script in it."),
+        (["-"], 2, "- was to be run, which is no file that every process can read. Save the script in a file"),
+        (["/dev/stdin"], 2, "/dev/stdin was to be run, which is no file that every process can read."),
+        (["pipe"], 2, "pipe was to be run, which is no file that every process can read."),
         (["-m", "no_such_module"], 2, "there is no module no_such_module"),
         (["-m", "./script.py"], 2, "that is a path, not a module's name. Leave -m out."),
         (["--folder", "/dev/null/runs", "script.py"], 1, "no folder can be made there: Not a directory. Name another"),
@@ -317,6 +321,7 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
 def test_what_can_not_be_run_is_reported_before_any_process_starts(words, code, message, folder, capsys):
     script("print('ran')")
     script("print('never'", "broken.py")
+    os.mkfifo("pipe")
     assert main(["launch", *words]) == code
     out, err = capsys.readouterr()
     assert message in err
