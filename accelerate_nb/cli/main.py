@@ -1,6 +1,7 @@
 """`accelerate-nb`: finds the command, runs it, and reports its errors."""
 
 import argparse
+import errno
 import os
 import shlex
 import sys
@@ -35,6 +36,7 @@ COMMANDS = {
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line, by default this process's own; gives the exit code and never raises an error of the user's."""
+    _open_closed_streams()
     try:
         arguments = list(sys.argv[1:] if words is None else words)
         word = arguments[0] if arguments else ""
@@ -65,10 +67,35 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # what read this command's lines has gone; what Python still holds for it goes nowhere
+    except OSError as error:
+        return _code_after(error)
+
+
+def _open_closed_streams() -> None:
+    """Let what is printed to a stream that the shell closed (`>&-`) go nowhere; Python would print it to the other one."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it lasts as long as the process
+
+
+def _code_after(error: OSError) -> int:
+    """The exit code after an error of the surroundings, which is named; every other one is raised again."""
+    from accelerate_nb.transport.worker_spec import current_folder
+
+    if isinstance(error, BrokenPipeError) or error.errno == errno.ENOSPC:
+        # what Python still holds for standard output goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        # what read this command's lines has gone
         return BROKEN_PIPE
+    if error.errno == errno.ENOSPC:
+        message = "No space is left on a disk to which this command writes. Free some, or write elsewhere."
+    elif not current_folder():
+        message = "The current folder was removed. Change to another one: cd ~"
+    else:
+        raise error
+    print(f"{NAME}: {message}", file=sys.stderr)
+    return 1
 
 
 def _module(word: str) -> Any:

@@ -1,9 +1,11 @@
 """The command line answers at once, every command tells what it does, and what goes wrong in any is said in one place."""
 
+import json
 import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +71,34 @@ def test_what_needs_torch_is_an_error_where_it_is_not_installed(words: list[str]
     assert done.returncode == 1
     assert done.stderr.startswith("accelerate-nb: This needs torch, which is not installed for ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["runs", "env", "export notebook.ipynb --stdout"])
+def test_a_command_works_without_an_open_output_and_names_a_full_disk(words: str, tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": "x = 1", "metadata": {}, "outputs": [], "execution_count": None}]
+    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    (tmp_path / "notebook.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    command = f"{shlex.quote(sys.executable)} -m accelerate_nb {words}"
+    found = [
+        subprocess.run(["sh", "-c", f"{command} {where}"], capture_output=True, text=True)
+        for where in (">&-", ">/dev/full")
+    ]
+    full = "accelerate-nb: No space is left on a disk to which this command writes. Free some, or write elsewhere.\n"
+    assert [(done.returncode, done.stderr) for done in found] == [(0, ""), (1, full)]
+
+
+def test_a_message_stays_out_of_the_output_where_standard_error_is_closed() -> None:
+    command = f"{shlex.quote(sys.executable)} -m accelerate_nb launch none.py 2>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("words", [["launch", "train.py"], ["launch", sys.executable], ["env"]], ids=" ".join)
+def test_a_current_folder_that_was_removed_is_named(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(words) == 1
+    assert capsys.readouterr().err == "accelerate-nb: The current folder was removed. Change to another one: cd ~\n"

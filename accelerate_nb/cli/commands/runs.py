@@ -324,7 +324,12 @@ def _remove_runs(arguments: argparse.Namespace) -> int:
     chosen = _to_remove(arguments)
     for item in chosen:
         if not arguments.dry_run:
-            shutil.rmtree(item.folder)
+            try:
+                shutil.rmtree(item.folder)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{item.folder} was to be removed, and can't be: {error.strerror}. Remove it as the user whose run it is."
+                ) from None
         print(f"{'would remove' if arguments.dry_run else 'removed'} {item.folder}")
     if not chosen:
         print("There is nothing to remove.")

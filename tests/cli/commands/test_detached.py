@@ -1,5 +1,6 @@
 """Runs that outlive their terminal: launched, attached to, stopped and removed from the command line."""
 
+import errno
 import json
 import os
 import signal
@@ -109,3 +110,16 @@ def test_a_run_of_another_host_that_has_written_nothing_for_a_day_is_shown_and_r
     assert main(["runs", "prune", "recent"]) != 0
     assert main(["runs", "prune", "silent"]) == 0
     assert [item.name for item in runs()] == ["recent"]
+
+
+def test_a_run_whose_folder_can_not_be_removed_is_named(folder, monkeypatch, capsys):
+    made = folder / "runs" / "2024-01-01_000000_other"
+    made.mkdir(parents=True)
+    (made / "status.json").write_text(json.dumps({"name": "other", "state": "finished", "started": 0}))
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("shutil.rmtree", refused)
+    assert main(["runs", "prune", "other"]) == 2
+    assert f"{made} was to be removed, and can't be: Permission denied." in capsys.readouterr().err
