@@ -215,7 +215,7 @@ def _written_to(draft: ConfigDraft, note: str = "") -> int:
 def _default(arguments: argparse.Namespace) -> int:
     given = given_settings(arguments, [setting_named("mixed_precision")])
     path = _config_path(arguments)
-    if os.path.exists(path) and not arguments.force:
+    if os.path.isfile(path) and not arguments.force:
         print(f"The configuration file {path} exists already and was kept. Pass --force to overwrite it.")
         return 0
     found = probe()

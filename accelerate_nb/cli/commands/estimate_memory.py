@@ -78,6 +78,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     trust_help = "Run code that lies beside config.json; only where you have read it."
     parser.add_argument(*spellings("trust_remote_code"), action="store_true", help=trust_help)
+    # Accelerate's flag for models of its hub; here a model's files say what it is
+    parser.add_argument(*spellings("library_name"), help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="Write JSON; sizes are in bytes.")
     add_settings(parser, _RANKS)
 

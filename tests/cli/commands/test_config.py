@@ -253,6 +253,8 @@ def test_default_writes_a_file_for_this_machine_and_leaves_one_that_is_there(pat
     assert path.read_bytes() == before
     assert main(["config", "default", "--force"]) == 0
     assert load_config_from_file(str(path)).mixed_precision == "no"
+    assert main(["config", "default", "--config_file", str(path.parent)]) == 2
+    assert "can't be: Is a directory. Save it to another path." in capsys.readouterr().err
 
 
 def test_update_writes_an_old_file_as_today_and_shows_what_changed(path, capsys):

@@ -53,7 +53,7 @@ def test_the_text_shows_what_fits_and_what_is_not_counted(capsys):
 
 
 def test_one_rank_has_nothing_to_share_and_accelerates_flag_chooses_types(capsys):
-    facts = estimate(capsys, "-n", "1", "--dtypes", "int8", "float32")
+    facts = estimate(capsys, "-n", "1", "--library_name", "timm", "--dtypes", "int8", "float32")
     assert [fact["degrees"] for fact in facts["training"]] == [{}, {}, {}]
     assert [fact["dtype"] for fact in facts["inference"]] == ["int8", "float32"]
 
