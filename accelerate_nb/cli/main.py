@@ -16,6 +16,9 @@ from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 
 NAME = "accelerate-nb"
 _OPTIONS = {"-h", "--help", "--version"}
+_DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT}
+# What is wrong with a path that a person has named.
+_PATH_IS_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
 
 
 # The commands, with their help; each is a module of `commands/`.
@@ -82,14 +85,16 @@ def _code_after(error: OSError) -> int:
     """The exit code after an error of the surroundings, which is named; every other one is raised again."""
     from accelerate_nb.transport.worker_spec import current_folder
 
-    if isinstance(error, BrokenPipeError) or error.errno == errno.ENOSPC:
+    if isinstance(error, BrokenPipeError) or error.errno in _DISK_IS_FULL:
         # what Python still holds for standard output goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         # what read this command's lines has gone
         return BROKEN_PIPE
-    if error.errno == errno.ENOSPC:
+    if error.errno in _DISK_IS_FULL:
         message = "No space is left on a disk to which this command writes. Free some, or write elsewhere."
+    elif error.errno in _PATH_IS_CLOSED and error.filename is not None:
+        message = f"{os.fsdecode(error.filename)} can't be used: {error.strerror}. Change its permissions, or name another path."
     elif not current_folder():
         message = "The current folder was removed. Change to another one: cd ~"
     else:
