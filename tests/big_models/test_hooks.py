@@ -232,19 +232,6 @@ def test_a_model_goes_to_the_current_one_of_several_accelerators(monkeypatch):
     assert ours.CpuOffload().execution_device == torch.device("cuda")
 
 
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator beside the CPU")
-def test_models_take_turns_on_an_accelerator():
-    device = torch.accelerator.current_accelerator().type
-    first, first_hook = our_models.cpu_offload_with_hook(nn.Linear(2, 2))
-    second, second_hook = our_models.cpu_offload_with_hook(nn.Linear(2, 2), prev_module_hook=first_hook)
-    hidden = first(torch.ones(1, 2))
-    assert (first.weight.device.type, second.weight.device.type) == (device, "cpu")
-    second(hidden)
-    assert (first.weight.device.type, second.weight.device.type) == ("cpu", device)
-    second_hook.offload()
-    assert second.weight.device.type == "cpu"
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"skip_modules_pattern": ("linear1",)}, {"skip_modules_classes": (torch.nn.Linear,)}]
 )

@@ -14,6 +14,7 @@ from accelerate_nb import HangError, WorkerError
 from accelerate_nb.errors import PayloadError
 from tests.contracts import functions
 from tests.contracts.places import SessionExecutor, wait_for_ranks
+from tests.waiting import until
 
 # What is raised where an interrupt was asked for: by a run, by a session, by a session that it did not reach.
 ENDED = (WorkerError, KeyboardInterrupt, HangError)
@@ -161,19 +162,14 @@ with process_environment(sys.argv[1]):
 
 @pytest.mark.slow
 def test_no_rank_outlives_the_process_that_launched_it(apart, tmp_path):
+    def told():
+        return list(filter(None, (path.read_text() for path in tmp_path.glob("pid_*"))))
+
     command = [sys.executable, "-c", GONE, apart.name, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as launcher:
-        ranks = processes_of(tmp_path, apart.size, launcher)
+        until(lambda: len(told()) == apart.size)
+        ranks = [psutil.Process(int(number)) for number in told()]
         launcher.send_signal(signal.SIGKILL)
         launcher.wait(30)
     _, left = psutil.wait_procs(ranks, timeout=10)
     assert not left
-
-
-def processes_of(folder, size, launcher):
-    """The processes that have told their numbers."""
-    pause = threading.Event()
-    while len(paths := [path for path in folder.glob("pid_*") if path.read_text()]) < size:
-        assert launcher.poll() is None
-        pause.wait(0.01)
-    return [psutil.Process(int(path.read_text())) for path in paths]

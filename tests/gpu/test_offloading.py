@@ -63,13 +63,21 @@ def test_weights_come_for_their_layer_and_leave_again(
     assert taken(device) - before <= output.numel() * output.element_size() + 1024
 
 
-def test_a_whole_model_comes_and_goes_by_its_hook(device: str, computed: torch.Tensor) -> None:
-    model, hook = cpu_offload_with_hook(network(), torch.device(device))
-    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    assert torch.allclose(run(model, device).cpu(), computed, atol=1e-4)
-    assert {parameter.device.type for parameter in model.parameters()} == {device}
-    hook.offload()
-    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+def place_of(model: nn.Module) -> str:
+    (place,) = {parameter.device.type for parameter in model.parameters()}
+    return place
+
+
+def test_whole_models_come_in_turns_and_go_by_their_hooks(device: str, computed: torch.Tensor) -> None:
+    first, hook = cpu_offload_with_hook(network(), torch.device(device))
+    second, other_hook = cpu_offload_with_hook(network(), torch.device(device), prev_module_hook=hook)
+    assert (place_of(first), place_of(second)) == ("cpu", "cpu")
+    assert torch.allclose(run(first, device).cpu(), computed, atol=1e-4)
+    assert (place_of(first), place_of(second)) == (device, "cpu")
+    assert torch.allclose(run(second, device).cpu(), computed, atol=1e-4)
+    assert (place_of(first), place_of(second)) == ("cpu", device)
+    other_hook.offload()
+    assert place_of(second) == "cpu"
 
 
 def test_an_automatic_map_fills_the_device_then_the_host_then_the_disk(

@@ -71,21 +71,22 @@ def prepared(accelerator: Accelerator) -> tuple[nn.Module, Any, Any, list[torch.
     return model, optimizer, loader, losses, step
 
 
-def ours(device: str, precision: str) -> tuple[list[float], list[str]]:
-    """The losses of the same loop with this package, and the kinds of the layers."""
-    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
+def ours(device: str, precision: str, backend: str = "no") -> tuple[list[float], list[str], bool]:
+    """The losses of the same loop with this package, the kinds of the layers, and whether products may take fewer bits."""
+    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision, dynamo_backend=backend)
     assert accelerator.device.type == device
     model, _, loader, losses, step = prepared(accelerator)
     for batch in loader:
         step(batch)
-    return [loss.item() for loss in losses], [type(item).__name__ for item in accelerator.unwrap_model(model)]
+    layers = [type(item).__name__ for item in accelerator.unwrap_model(model, keep_torch_compile=False)]
+    return [loss.item() for loss in losses], layers, torch.backends.cuda.matmul.allow_tf32
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("no", None), ("bf16", torch.bfloat16)])
 def test_a_training_has_the_numbers_of_one_written_by_hand(
     launched: Callable[..., Any], device: str, precision: str, dtype: torch.dtype | None
 ) -> None:
-    ((losses, _),) = launched(ours, device, precision, num_processes=1)
+    ((losses, *_),) = launched(ours, device, precision, num_processes=1)
     (expected,) = launched(by_hand, device, dtype, num_processes=1)
     assert losses == pytest.approx(expected, rel=1e-2)
     assert losses[-1] < losses[0]
@@ -141,8 +142,8 @@ def test_fp8_trains_close_to_bf16(launched: Callable[..., Any], device: str) -> 
         pytest.skip("torchao, which multiplies 8-bit floats, is not installed here")
     if device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip(f"{torch.cuda.get_device_name()} can't multiply 8-bit floats: that takes compute capability 8.9")
-    ((losses, layers),) = launched(ours, device, "fp8", num_processes=1)
-    ((expected, _),) = launched(ours, device, "bf16", num_processes=1)
+    ((losses, layers, _),) = launched(ours, device, "fp8", num_processes=1)
+    ((expected, *_),) = launched(ours, device, "bf16", num_processes=1)
     assert layers == ["Linear", "ReLU", "Float8Linear", "ReLU", "Linear"]
     assert losses == pytest.approx(expected, rel=0.1)
     assert losses[-1] < losses[0]
@@ -210,20 +211,11 @@ def test_a_forward_is_captured_between_steps_that_are_measured(
     assert launched(captures, device, num_processes=1, **how) == [[0.0, 256.0, 512.0]]
 
 
-def compiled(device: str, backend: str) -> tuple[list[float], bool]:
-    """The losses of the loop with a compiled model, and whether products may take fewer bits."""
-    accelerator = Accelerator(cpu=device == "cpu", dynamo_backend=backend)
-    _, _, loader, losses, step = prepared(accelerator)
-    for batch in loader:
-        step(batch)
-    return [loss.item() for loss in losses], torch.backends.cuda.matmul.allow_tf32
-
-
 def test_a_compiled_model_has_the_numbers_of_one_that_is_not(launched: Callable[..., Any], device: str) -> None:
     # what Inductor makes are kernels of its own
     backend = "aot_eager" if device == "cpu" or is_pretended() else "inductor"
-    ((losses, fast),) = launched(compiled, device, backend, num_processes=1)
-    ((expected, _),) = launched(compiled, device, "no", num_processes=1)
+    ((losses, _, fast),) = launched(ours, device, "no", backend, num_processes=1)
+    ((expected, *_),) = launched(ours, device, "no", num_processes=1)
     assert losses == pytest.approx(expected, rel=1e-2)
     assert fast == (device == "cuda")
 
