@@ -18,6 +18,7 @@ from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.utils import release_memory
 from tests.bench.bench_gpt import GPT, TINY, Shape
 from tests.bench.rows import Row, compared, finish, main, on_gpus_or_tiny, timed
+from tests.peers import Peer, say_that_ranks_have_devices
 from tests.ranks import run_on_ranks
 
 Step = Callable[[Tensor], None]
@@ -120,15 +121,13 @@ def ours(make: Make, *, bf16: bool) -> Step:
 
 def accelerates(make: Make, *, bf16: bool) -> Step:
     """The step with Accelerate; on a CPU it is made to take that for a device that it shards over."""
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
     from accelerate.state import AcceleratorState
-    from accelerate.utils import DistributedType
 
     is_cpu = current_world().device.type == "cpu"
     AcceleratorState._reset_state(reset_partial_state=True)
-    PartialState(cpu=is_cpu)
     if is_cpu:
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        say_that_ranks_have_devices(Peer("accelerate"))
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
     )
