@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from accelerate_nb import __version__
 from accelerate_nb.cli.parser import add_config_file
-from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.config.environment import PREFIX, runs_folder
 from accelerate_nb.config.formats import plain
 from accelerate_nb.config.hf_files import find, read
 from accelerate_nb.config.run_config import all_settings, differing, origins, resolve
@@ -233,6 +233,9 @@ def _configuration(environment: Mapping[str, str], file: str | None) -> Facts:
         }
     except AccelerateNbError as error:
         facts["error"] = str(error)
+        # where runs are kept is known all the same
+        if folder := environment.get(f"{PREFIX}FOLDER"):
+            facts["settings"] = {"folder": {"value": folder, "from": f"the variable {PREFIX}FOLDER"}}
     return facts
 
 

@@ -238,7 +238,7 @@ def _run_program(
     run, size = conductor.facts, len(conductor.view.ranks)
     check_ranks(request, size)
     name = shlex.quote(run.folder.name)
-    print(f"{run.name} runs detached on {size} ranks ({run.why}).")
+    print(f"{run.name} runs detached on {size} rank{'' if size == 1 else 's'} ({run.why}).")
     print(f"  accelerate-nb runs attach {name}    its output, live; an interrupt leaves it alone")
     print(f"  accelerate-nb runs stop {name}      stop it after a step that all ranks share")
     print(f"  accelerate_nb.attach({run.folder.name!r})    the same in a notebook")

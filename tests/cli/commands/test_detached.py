@@ -62,7 +62,8 @@ def test_an_interrupt_leaves_the_run_alone_and_a_stop_ends_it(capfd):
 
 def test_a_notebook_runs_detached_with_its_parameters(capfd):
     notebook(Path("train.ipynb"), code("count = 1", "parameters"), "print('count is', count)")
-    assert main(["launch", "train.ipynb", "--detach", *TWO, "--", "--count", "7"]) == 0
+    assert main(["launch", "train.ipynb", "--detach", "--cpu", "-n", "1", "--", "--count", "7"]) == 0
+    assert "train.ipynb runs detached on 1 rank (" in capfd.readouterr().out
     assert main(["runs", "attach"]) == 0
     assert "count is 7" in capfd.readouterr().out
     # the script stays with the run

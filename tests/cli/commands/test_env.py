@@ -135,12 +135,14 @@ def test_the_default_file_is_found(tmp_path, capsys):
         (None, "does not exist"),
     ],
 )
-def test_a_broken_or_missing_configuration_is_reported_in_its_place(tmp_path, capsys, content, message):
+def test_a_broken_or_missing_configuration_is_reported_in_its_place(tmp_path, capsys, monkeypatch, content, message):
     file = tmp_path / "mine.yaml"
+    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path / "elsewhere"))
     if content is not None:
         file.write_bytes(content)
     facts = environment_report(capsys, "--config-file", str(file))
     assert message in facts["configuration"]["error"]
+    assert facts["runs"]["folder"] == str(tmp_path / "elsewhere")
     assert facts.keys() == KEYS
 
 
