@@ -90,7 +90,7 @@ ALIKE = {
     "%%writefile -a": "%%writefile -a a.txt\nmore",
     "%%file": "%%file 'b c.txt'\n\"quoted\"",
     "%%bash": "%%bash\nfor i in 1 2; do\n  echo \"$i\" '\\n' {x}\ndone\n",
-    "%%bash --out": "%%bash --out x --err y\necho a\necho b >&2",
+    "%%bash --out": "%%bash --out x --err y --no-raise-error\necho a\necho b >&2\nexit 3",
     "%%sh --no-raise-error": "%%sh --no-raise-error\necho a\nexit 3",
     "%%script": "%%script bash -e\necho a; echo '''b'''",
     "%%script false": "%%script false --no-raise-error\nx = 1",

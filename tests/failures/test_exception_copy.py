@@ -76,12 +76,6 @@ def test_what_c_keeps_is_held_too():
     assert exception_copy.exception_values(KeyError("x")) == {}
 
 
-def test_only_constructors_in_python_need_another_way_than_pickle_s_own():
-    assert exception_copy.exception_reduction(KeyError("x")) is None
-    assert exception_copy.exception_reduction(json.JSONDecodeError("bad", "doc", 1)) is None
-    assert exception_copy.exception_reduction(Wants(1, second=2)) is not None
-
-
 @pytest.mark.parametrize("error", [KeyError("x"), Frozen(3)], ids=lambda error: type(error).__name__)
 def test_an_exception_of_elsewhere_keeps_its_context_where_another_is_handled(error):
     context = ValueError("its own")

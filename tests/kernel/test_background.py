@@ -55,13 +55,17 @@ def test_two_runs_live_side_by_side(kernel: Kernel, page: Page, tmp_path) -> Non
     assert "end b" in second.displays[0]["text/plain"]
 
 
-def test_a_wait_for_a_run_that_is_shown_elsewhere_shows_no_second_panel(kernel: Kernel, page: Page, tmp_path) -> None:
+def test_a_wait_shows_no_second_panel_and_where_it_gives_up_the_panel_lives_on(
+    kernel: Kernel, page: Page, tmp_path
+) -> None:
     kernel.ok(f"run = launch(train, ('x', {str(tmp_path / 'go')!r}), num_processes=1)")
+    assert kernel.run("run.wait(timeout=0.3)").failure.name == "TimeoutError"
     page.draw()
     cell = kernel.start("run.wait()")
     page.until(lambda: "begin x" in page.lines())
     (tmp_path / "go").touch()
     assert [display["text/plain"] for display in cell.wait().result().displays] == ["'x'"]
+    page.until(lambda: page.state() == "finished")
     assert len(page.widgets) == 1
 
 
@@ -112,16 +116,6 @@ def test_a_run_shows_itself_again_in_any_cell(kernel: Kernel, page: Page, tmp_pa
     later = kernel.ok("run")
     assert VIEW not in later.displays[0]
     assert "end x" in later.displays[0]["text/plain"]
-
-
-def test_a_wait_that_gives_up_leaves_a_panel_that_lives_on(kernel: Kernel, page: Page, tmp_path) -> None:
-    kernel.ok(f"run = launch(train, ('x', {str(tmp_path / 'go')!r}), num_processes=1, panel=True)")
-    cell = kernel.run("run.wait(timeout=0.3)")
-    assert cell.failure.name == "TimeoutError"
-    page.draw()
-    page.until(lambda: "begin x" in page.lines())
-    (tmp_path / "go").touch()
-    page.until(lambda: page.state() == "finished")
 
 
 def test_lines_of_a_run_that_is_followed_as_text_are_written_once(kernel: Kernel) -> None:

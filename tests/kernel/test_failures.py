@@ -54,12 +54,6 @@ def test_a_cause_is_shown_once_with_an_error_and_with_its_line_where_a_cell_rais
     assert "raise cause" in cell.failure.traceback
 
 
-def test_wrong_arguments_of_the_function_are_reported_as_python_reports_them(kernel: Kernel) -> None:
-    cell = kernel.run("notebook_launcher(lambda value: value, num_processes=2)")
-    assert cell.failure.name == "TypeError"
-    assert "missing 1 required positional argument: 'value'" in cell.failure.text
-
-
 @pytest.mark.parametrize(
     "call",
     [

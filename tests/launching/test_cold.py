@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -97,18 +95,3 @@ def test_a_session_that_has_not_begun_ends_at_once_and_the_next_one_works(cold):
     assert time.monotonic() - began < AT_ONCE
     cold.release()
     Session.start(config).close()
-
-
-def test_an_interrupt_ends_the_command_at_once(cold, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("print('began')")
-    words = [sys.executable, "-m", "accelerate_nb", "launch", "--cpu", "-n", "2"]
-    words += ["--grace", str(STOP_GRACE_PERIOD), str(script)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launched:
-        until(lambda: cold.starts)
-        began = time.monotonic()
-        launched.send_signal(signal.SIGINT)
-        out, _ = launched.communicate(timeout=60)
-    assert time.monotonic() - began < AT_ONCE
-    assert launched.returncode == 130
-    assert out == ""

@@ -78,9 +78,13 @@ def hangs(accelerator):
     threading.Event().wait()
 
 
-def test_a_test_can_be_stopped(monkeypatch):
-    steps = [step._replace(try_it=hangs) if step.name == "loader" else step for step in in_a_worker.STEPS]
+def with_step(monkeypatch, name, try_it):
+    steps = [step._replace(try_it=try_it) if step.name == name else step for step in in_a_worker.STEPS]
     monkeypatch.setattr(in_a_worker, "STEPS", tuple(steps))
+
+
+def test_a_test_can_be_stopped(monkeypatch):
+    with_step(monkeypatch, "loader", hangs)
     reported = []
 
     def stop_at_loader(check):

@@ -17,9 +17,9 @@ import pytest
 from accelerate_nb import Run, attach, launch, runs
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError, StoppedError
 from accelerate_nb.launching.nodes import node_pool
-from tests.launching.detached.trainings import are_gone, comes, host_of
-from tests.nodes.trainings import TWO_NODES, trains
-from tests.waiting import until_lines
+from tests.launching.detached.trainings import host_of, until_gone
+from tests.nodes.trainings import LAUNCHES_DETACHED, TWO_NODES, trains, waits
+from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(400)
 MEMORY = 80 << 20
@@ -66,22 +66,6 @@ def fails_on_the_second() -> None:
 def finds_what_was_sent() -> tuple[str, str]:
     sent = importlib.import_module("sent_along")
     return os.environ["FROM_RAY"], sent.word
-
-
-def waits() -> None:
-    import time
-
-    print("waits", flush=True)
-    time.sleep(600)
-
-
-LAUNCHES_DETACHED = """
-import json, sys
-from accelerate_nb import launch
-from tests.nodes.test_ray import waits
-print(launch(waits, **json.loads(sys.argv[1]), detach=True).folder, flush=True)
-sys.stdin.read()
-"""
 
 
 class InterruptsAt(io.StringIO):
@@ -169,15 +153,15 @@ def test_a_detached_run_outlives_its_launcher_and_gives_its_place_back(settings:
     run = attach(folder)
     until_lines(run.start(), 2)
     assert {node.name for node in run.view.nodes} == {"n1", "n2"}
-    assert comes(lambda: all(glance.detail for glance in run.view.glances()))
+    until(lambda: all(glance.detail for glance in run.view.glances()))
     workers = [psutil.Process(int(glance.detail.split()[-1])) for glance in run.view.glances()]
     assert "in waits" in run.stacks()
     assert has_reservation()
     run.request_stop("kill")
     with pytest.raises(StoppedError):
         run.wait(60)
-    assert comes(lambda: not has_reservation())
-    assert are_gone(workers)
+    until(lambda: not has_reservation())
+    until_gone(workers)
 
 
 def test_a_detached_run_that_can_not_start_raises_the_error_in_the_cell_and_leaves_nothing(
@@ -197,7 +181,7 @@ def test_a_detached_run_that_can_not_start_raises_the_error_in_the_cell_and_leav
         launch(place, **settings)
     ray.kill(holder)
     assert os.listdir(settings["folder"]) == []
-    assert comes(lambda: not has_reservation())
+    until(lambda: not has_reservation())
 
 
 def test_a_runtime_environment_holds_for_the_ranks(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -12,6 +12,16 @@ TWO_RANKS: dict[str, Any] = {"num_processes": 2, "cpu": True, "panel": "off"}
 TWO_NODES: dict[str, Any] = {**TWO_RANKS, "num_nodes": 2}
 
 
+# Launches `waits` detached with the settings of its first word, and waits, a kernel's place.
+LAUNCHES_DETACHED = """
+import json, sys
+from accelerate_nb import launch
+from tests.nodes.trainings import waits
+print(launch(waits, **json.loads(sys.argv[1]), detach=True).folder, flush=True)
+sys.stdin.read()
+"""
+
+
 def agent_of(worker: psutil.Process) -> psutil.Process:
     """The agent of the node on which a worker runs."""
     return next(parent for parent in worker.parents() if any("agent_process" in word for word in parent.cmdline()))

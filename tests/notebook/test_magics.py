@@ -15,6 +15,7 @@ from accelerate_nb.notebook import magics
 from accelerate_nb.notebook.cells import session_manager
 from accelerate_nb.notebook.cells.commands import described
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from tests.kernel.kernels import without_colours
 from tests.notebook.cells.test_cell_output import Desk
 from tests.notebook.paper import Paper, line
 from tests.reports.kept_run import keep
@@ -30,10 +31,6 @@ def shell(one_shell):
 def completed(shell, text):
     with provisionalcompleter():
         return [completion.text for completion in shell.Completer.completions(text, len(text))]
-
-
-def without_colours(text):
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def failed(shell, cell, capsys):

@@ -100,10 +100,3 @@ def test_a_command_in_the_background_is_not_waited_for() -> None:
     shell.run("echo waiting > first &")
     shell.cell("bash", "--bg", "echo waiting > second")
     assert Path("first").read_text() == Path("second").read_text() == "waiting\n"
-
-
-def test_a_cell_keeps_what_a_program_writes_also_where_it_fails() -> None:
-    shell.cell("bash", "--out found_out --err found_err --no-raise-error", "echo out; echo err >&2; exit 1")
-    assert (globals().pop("found_out"), globals().pop("found_err")) == ("out\n", "err\n")
-    with pytest.raises(subprocess.CalledProcessError):
-        shell.cell("bash", "--out found_out", "exit 1")

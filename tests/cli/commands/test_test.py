@@ -2,7 +2,6 @@
 
 import json
 import signal
-import threading
 
 import psutil
 import pytest
@@ -11,6 +10,7 @@ from accelerate_nb.cli.commands import test as command
 from accelerate_nb.cli.main import main
 from accelerate_nb.launching.planning import preflight
 from accelerate_nb.runtime.observability import self_test as in_a_worker
+from tests.launching.test_self_test import hangs, with_step
 
 CPU = ["test", "--cpu", "-n", "2"]
 
@@ -44,15 +44,6 @@ def test_the_report_for_programs_holds_what_was_tried(tmp_path, capsys):
 
 def wrong(accelerator):
     raise ValueError("not what\nit should be")
-
-
-def hangs(accelerator):
-    threading.Event().wait()
-
-
-def with_step(monkeypatch, name, try_it):
-    steps = [step._replace(try_it=try_it) if step.name == name else step for step in in_a_worker.STEPS]
-    monkeypatch.setattr(in_a_worker, "STEPS", tuple(steps))
 
 
 def test_a_failure_reports_what_to_do_and_the_rest_is_left_out(monkeypatch, capsys):
@@ -109,8 +100,3 @@ def test_nothing_is_started_where_nothing_could(monkeypatch, tmp_path, capsys):
     states = {load["name"]: load["state"] for load in json.loads(capsys.readouterr().out)["checks"]}
     assert states["torch"] == "failed"
     assert "start" not in states
-
-
-def test_a_flag_that_is_none_is_reported_by_name(capsys):
-    assert main([*CPU, "--mixed-precison", "bf16"]) == 2
-    assert "Did you mean --mixed-precision" in capsys.readouterr().err

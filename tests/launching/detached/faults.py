@@ -26,8 +26,6 @@ from accelerate_nb.launching.detached.control import ControlClient, connect
 from accelerate_nb.transport.messages import QueryLiveState
 from tests.launching.detached.trainings import (
     SETTINGS,
-    are_gone,
-    comes,
     host_of,
     launched_elsewhere,
     processes_of,
@@ -36,8 +34,10 @@ from tests.launching.detached.trainings import (
     steps_of,
     supervisor_of,
     trains,
+    until_gone,
     writes_lines,
 )
+from tests.waiting import until
 
 LONG = 100_000
 # What stands around the table of a page.
@@ -139,7 +139,7 @@ def the_run_host_is_killed(folder: Path, chance: random.Random) -> None:
     """All ranks end with it, and the run is shown as lost."""
     run, processes = _running(folder, chance)
     host_of(run.folder).kill()
-    assert are_gone(processes), "a process outlives its run host"
+    until_gone(processes)
     _raises(lambda: run.wait(60), LaunchError, "was lost")
     kept = kept_run(run.folder)
     assert kept is not None
@@ -223,9 +223,9 @@ def the_disk_is_full(folder: Path, chance: random.Random) -> None:
         run = launch(trains, (20, 0.05, str(folder)), folder=str(small), **SETTINGS)
         processes = processes_of(run.folder)
         _fill(small)
-        assert comes(lambda: min(steps_of(folder)) == 19), "the training did not go on"
+        until(lambda: min(steps_of(folder)) == 19)
         client = ControlClient(Path(status(run.folder)["control"]))
-        assert comes(lambda: getattr(client.request(QueryLiveState()), "done", False)), "the run did not end"
+        until(lambda: getattr(client.request(QueryLiveState()), "done", False))
         client.close()
         assert not run.done
         # somebody makes room, and the outcome is written still
@@ -244,7 +244,7 @@ def a_client_reads_nothing(folder: Path, chance: random.Random) -> None:
                 silent.send(b"\0" * 65536)
         before = steps_of(folder)[0]
         began = time.monotonic()
-        assert comes(lambda: steps_of(folder)[0] > before + 20), "no more steps came"
+        until(lambda: steps_of(folder)[0] > before + 20)
         assert time.monotonic() - began < 15, "the run slows down"
         assert run.stacks(), "no stacks came"
     run.request_stop("kill")
@@ -258,7 +258,7 @@ def the_folder_is_removed(folder: Path, chance: random.Random) -> None:
     with Path(f"/proc/{host_of(run.folder).pid}/fd/2").open("rb") as log:
         shutil.rmtree(run.folder)
         _raises(lambda: run.wait(60), LaunchError, "its folder was removed while it ran")
-        assert are_gone(processes), "a process is left"
+        until_gone(processes)
         assert b"is stopped: its folder" in log.read(), "the run host does not write why"
     assert not run.folder.exists(), "the folder has come again"
     assert len(set(steps_of(folder))) == 1, "the ranks stopped after different steps"
@@ -273,7 +273,7 @@ def the_disk_is_full_at_the_start(folder: Path, chance: random.Random) -> None:
         _raises(launches, LaunchError, "is its disk full")
         begun = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
         hosts = [process for process in begun if any("run_host" in word for word in process.info["cmdline"] or ())]
-        assert are_gone(hosts), "the run host is left"
+        until_gone(hosts)
         assert list((small / "runs").iterdir()) == [], "a folder is left"
         assert steps_of(folder) == [-1, -1], "the training began"
 
@@ -362,7 +362,7 @@ def _goes_on_to_its_end(number: signal.Signals, folder: Path, chance: random.Ran
 
 
 def _is_over(of_run: Path, processes: list[psutil.Process], state: str, timeout: float = 10.0) -> None:
-    assert are_gone(processes, timeout), "a process is left"
+    until_gone(processes, timeout)
     kept = kept_run(of_run)
     assert kept is not None
     assert kept.state == state, f"the state is {kept.state}"

@@ -22,16 +22,16 @@ from accelerate_nb.launching.detached.saved_outcome import saved_result
 from accelerate_nb.transport.memory_file import write_entries
 from tests.launching.detached.trainings import (
     SETTINGS,
-    are_gone,
     as_another_user,
-    comes,
     host_of,
     launched_elsewhere,
     processes_of,
     running,
     steps_of,
     trains,
+    until_gone,
 )
+from tests.waiting import until
 
 
 def sleeps():
@@ -46,7 +46,7 @@ def fails(rank_that_fails, folder):
     if os.environ["RANK"] != rank_that_fails:
         others_end.touch()
         return 1
-    assert comes(others_end.exists)
+    until(others_end.exists)
     return {}["missing"]
 
 
@@ -74,7 +74,7 @@ def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_find
     launcher, of_run = launched_elsewhere(6, 0.3, folder)
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    assert comes(lambda: steps_of(folder) > [0, 0])
+    until(lambda: steps_of(folder) > [0, 0])
     (kept,) = runs(folder)
     assert (kept.state, kept.is_detached, kept.is_over) == ("running", True, False)
     run = attach(folder=folder, panel=False)
@@ -97,7 +97,7 @@ def test_an_interrupt_ends_the_wait_and_not_the_run(folder):
         run.wait()
     assert not run.done
     before = steps_of(folder)
-    assert comes(lambda: steps_of(folder) > before)
+    until(lambda: steps_of(folder) > before)
     run.request_stop("kill")
     with pytest.raises(StoppedError):
         run.wait()
@@ -142,13 +142,13 @@ def test_sigterm_to_the_run_host_stops_all_ranks_after_the_same_step_and_its_cod
     folder,
 ):
     run = running(folder, results="all")
-    assert comes(lambda: run.view.rank(1).state == "running")
+    until(lambda: run.view.rank(1).state == "running")
     # on the way, a rank is profiled, and a knob of it is changed
     run.profile(steps=2, ranks=[1])
-    assert comes(lambda: "scale" in run.view.knobs())
+    until(lambda: "scale" in run.view.knobs())
     run.set_knob("scale", 3.0)
-    assert comes(lambda: run.view.knobs()["scale"].value == 3.0)
-    assert comes(lambda: run.view.rank(1).profile)
+    until(lambda: run.view.knobs()["scale"].value == 3.0)
+    until(lambda: run.view.rank(1).profile)
     assert (run.folder / "profile_1_rank_1.json.gz").exists()
     host = host_of(run.folder)
     host.terminate()
@@ -163,11 +163,11 @@ def test_a_run_without_its_lock_is_not_taken_to_be_over_and_ends_by_sigterm(fold
     run = running(folder)
     host, processes = host_of(run.folder), processes_of(run.folder)
     (run.folder / "host.lock").unlink()
-    assert comes(lambda: (run.folder / "host.lock").exists() and not runs(folder)[0].is_over)
+    until(lambda: (run.folder / "host.lock").exists() and not runs(folder)[0].is_over)
     assert not run.done
     host.terminate()
     run.wait(30)
-    assert are_gone(processes)
+    until_gone(processes)
 
 
 def test_a_run_in_a_job_of_slurm_is_reached_from_another_machine_by_a_step_of_it(folder, tmp_path, monkeypatch):
@@ -180,7 +180,7 @@ def test_a_run_in_a_job_of_slurm_is_reached_from_another_machine_by_a_step_of_it
     for name, value in job.items():
         monkeypatch.setenv(name, value)
     run = launch(sleeps, folder=str(folder), **SETTINGS)
-    assert comes(lambda: run.view.rank(0).state == run.view.rank(1).state == "running")
+    until(lambda: run.view.rank(0).state == run.view.rank(1).state == "running")
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     assert "time.sleep(100)" in attach(run.folder, panel=False).stacks()
     assert "--jobid=7 --nodelist=n1" in (tmp_path / "step").read_text()

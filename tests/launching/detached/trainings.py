@@ -4,9 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import psutil
 from accelerate_nb import launch
 from accelerate_nb.events.event_codec import from_line
 from accelerate_nb.events.event_types import StateChange
-from tests.waiting import TIMEOUT
+from tests.waiting import until
 
 SETTINGS: dict[str, Any] = {"num_processes": 2, "cpu": True, "config_file": "", "detach": True, "panel": False}
 # On a busy machine a step may take its time.
@@ -57,7 +55,7 @@ def writes_lines(count: int) -> int:
 def running(folder: Path, steps: int = 100_000, pause: float = 0.02, **settings: Any) -> Any:
     """A run of `trains` whose ranks have made a step."""
     run = launch(trains, (steps, pause, str(folder)), folder=str(folder), **{**SETTINGS, **settings})
-    assert comes(lambda: min(steps_of(folder)) >= 0), "no first step came"
+    until(lambda: min(steps_of(folder)) >= 0)
     return run
 
 
@@ -97,7 +95,7 @@ def host_of(folder: Path) -> psutil.Process:
 
 def supervisor_of(folder: Path) -> psutil.Process:
     """The process that has forked a run's workers, as soon as there are any."""
-    assert comes(lambda: _pids_of_ranks(folder)), "no rank has started"
+    until(lambda: _pids_of_ranks(folder))
     return psutil.Process(psutil.Process(_pids_of_ranks(folder)[0]).ppid())
 
 
@@ -121,24 +119,15 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return list(found)
 
 
-def are_gone(processes: list[psutil.Process], timeout: float = 10.0) -> bool:
-    """Whether these processes end in time."""
-    return comes(lambda: not any(map(_is_alive, processes)), timeout)
+def until_gone(processes: list[psutil.Process], timeout: float = 10.0) -> None:
+    """Wait until none of these processes is left."""
+    until(lambda: not any(map(_is_alive, processes)), timeout=timeout)
 
 
 def _is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def comes(condition: Callable[[], object], timeout: float = TIMEOUT) -> bool:
-    """Wait until something is so; whether it came."""
-    deadline = time.monotonic() + timeout
-    # a file that is written anew may be empty when it is looked at again
-    while not (came := bool(condition())) and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
-    return came
 
 
 def steps_of(folder: Path) -> list[int]:

@@ -30,7 +30,7 @@ from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.transport.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.handshake import prove_token
 from accelerate_nb.transport.messages import MembershipGranted, RequestMembership
-from tests.nodes.trainings import TWO_NODES, waits
+from tests.nodes.trainings import LAUNCHES_DETACHED, TWO_NODES, waits
 from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(120)
@@ -134,22 +134,12 @@ def test_joined_machines_run_a_launch_stay_for_the_next_launch_and_are_named_whe
     assert {machine.returncode for machine in terminal.machines.values()} == {0}
 
 
-DETACHED = """
-import json, sys
-from accelerate_nb import launch
-from tests.nodes.trainings import waits
-run = launch(waits, **json.loads(sys.argv[1]), detach=True)
-print(run.folder, flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.mark.slow
 def test_machines_go_on_with_a_detached_run_when_its_kernel_was_killed_and_leave_with_it(
     terminal: Terminal, settings: dict[str, Any]
 ) -> None:
     kernel = subprocess.Popen(
-        [sys.executable, "-c", DETACHED, json.dumps(settings)],
+        [sys.executable, "-c", LAUNCHES_DETACHED, json.dumps(settings)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
