@@ -19,12 +19,11 @@ from typing import Any, Literal
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 
+from tests.kernel.kernels import OF_A_SHELL
 from tests.kernelspecs import install
 
 # How long anything that a person would wait for may take, on a machine that does other things too.
 TIMEOUT = 120.0
-# A person's notebook has none of these, with which other things happen to output and threads.
-_OF_A_SHELL = {"PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS"}
 _FLAGS = {
     "lab": ["--LabApp.expose_app_in_browser=True", "--LabApp.news_url="],
     "notebook": ["--JupyterNotebookApp.expose_app_in_browser=True"],
@@ -85,7 +84,7 @@ class Server:
                 self._process.wait()
 
     def _environment(self) -> dict[str, str]:
-        variables = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
+        variables = {name: value for name, value in os.environ.items() if name not in OF_A_SHELL}
         folders = {
             "JUPYTER_CONFIG_DIR": "config",
             "JUPYTER_DATA_DIR": "data",

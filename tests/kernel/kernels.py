@@ -31,7 +31,7 @@ TIMEOUT = 60.0
 # Every process that a kernel starts inherits this variable, however its parents end.
 _MARK = "TESTED_KERNEL"
 # A person's notebook has none of these, with which other things happen to output and threads.
-_OF_A_SHELL = {"PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS"}
+OF_A_SHELL = {"PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS"}
 _OUTPUTS = {"stream", "display_data", "execute_result", "error"}
 
 
@@ -292,7 +292,7 @@ class Kernel:
 def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
     """A new kernel that works in `folder` and keeps its runs there; `environment` is added to a person's own."""
     mark = uuid.uuid4().hex
-    variables = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
+    variables = {name: value for name, value in os.environ.items() if name not in OF_A_SHELL}
     variables["CUDA_VISIBLE_DEVICES"] = ""  # a machine without accelerators, whatever this one has
     shown = {"ACCELERATE_NB_PANEL": "text"}  # what a run says is in the cell's text
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

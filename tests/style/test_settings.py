@@ -22,7 +22,6 @@ from accelerate_nb.config.run_config import RunConfig, all_settings, differing, 
 from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.value_types import Boolean, OneOf
 from accelerate_nb.devices.probe import AvailableDevices
-from accelerate_nb.notebook.api import resolved
 from tests.config.test_formats import ALL as ANY
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
@@ -53,11 +52,6 @@ def test_no_two_settings_share_a_name_anywhere() -> None:
     for names in ("variables", "keys"):
         spellings = [name for setting in all_settings() for name in getattr(setting, names)]
         assert len(set(spellings)) == len(spellings)
-
-
-def test_each_setting_can_be_set_in_a_call() -> None:
-    for setting in all_settings():
-        assert resolved({setting.name: ALL[setting.name]}, "") == only(setting), setting.name
 
 
 def test_each_setting_is_a_flag_of_the_launch() -> None:

@@ -79,6 +79,7 @@ def test_a_kernel_that_is_shut_down_in_good_order_has_the_last_word(panel_page: 
         }"""
     )
     expect(panel_page.locator(".anb").get_by_role("note")).to_contain_text("Stopped by you")
+    expect(panel_page.get_by_role("region", name="The error")).to_have_count(0)
     # the report is its own, and the notebook is saved with it
     panel_page.wait_for_function("window.saved === 1")
     assert panel_page.evaluate("window.outputs[0].data['text/html']") == "old"

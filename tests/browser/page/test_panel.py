@@ -1149,12 +1149,6 @@ def test_a_run_whose_time_was_over_reports_where_its_ranks_waited(page: Any, sho
     expect(error.get_by_label("traceback")).to_contain_text("Cell In[3], line 8")
 
 
-def test_a_run_that_was_stopped_reports_it_calmly(page: Any, show: Any) -> None:
-    show(running(2), state={"state": "stopped", "detail": "", "ended": STARTED + 80})
-    expect(page.get_by_role("note")).to_contain_text("Stopped by you.")
-    expect(page.get_by_role("region", name="The error")).to_have_count(0)
-
-
 def test_a_process_that_died_shows_its_last_words(page: Any, show: Any) -> None:
     show(running(2))
     failure = {"rank": 0, "type": "Killed", "message": "by SIGKILL", "last_lines": ["one", "\x1b[31mtwo\x1b[0m"]}

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -15,31 +14,21 @@ VERSIONS = [
 ]  # fmt: skip
 
 
-def unpacked(folder: Path, *wheels: str) -> list[str]:
-    """Fetch wheels and unpack each into a folder of its own."""
-    found = []
-    for wheel in wheels:
-        target = folder / wheel
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", wheel, "-d", str(target)]
-        subprocess.run(command, check=True)
-        (file,) = target.glob("*.whl")
-        zipfile.ZipFile(file).extractall(target / "unpacked")
-        found.append(str(target / "unpacked"))
-    return found
-
-
 def main() -> None:
     """Write all files, but for those that are as in the release before."""
     latest: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for version in VERSIONS:
             # some releases import pkg_resources, which newer setuptools have no more
-            path = unpacked(Path(temporary, version), f"accelerate=={version}", "setuptools==68.2.2")
+            wheels = [f"accelerate=={version}", "setuptools==68.2.2"]
+            path = str(Path(temporary, version))
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", path, *wheels]
+            subprocess.run(pip, check=True)
             folder = FOLDER / version
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             command = [sys.executable, "-W", "ignore", str(FOLDER / "write.py"), str(folder)]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+            environment = {**os.environ, "PYTHONPATH": path}
             subprocess.run(command, check=True, cwd=temporary, env=environment)
             for file in folder.glob("*.yaml"):
                 written = file.read_bytes()
