@@ -161,7 +161,7 @@ FLAGS: tuple[HfFlag, ...] = (
     HfFlag(
         name="tpu",
         settings={"engine": "xla", "cpu": False},
-        help="Compute on all cores of this machine's TPU, through torch_xla; as --engine xla.",
+        help="Compute on all chips of this machine's TPU, through torch_xla; as --engine xla.",
     ),
     _of_tpus(
         "tpu_cluster",
@@ -177,7 +177,7 @@ FLAGS: tuple[HfFlag, ...] = (
         "main_training_function",
         "function",
         _TEXT,
-        help="Import the script on each core and call this function of it, in place of running the script.",
+        help="Import the script on each chip and call this function of it, in place of running the script.",
     ),
     _of_tpus("downcast_bf16", "downcasts", help="With bf16, let float64 become float32, not bfloat16."),
     HfFlag(name="mpirun_hostfile", value_type=_TEXT, unsupported="a launch by mpirun"),

@@ -97,7 +97,11 @@ class LaunchingConfig:
         advanced=True,
     )
     monitor_interval: float = setting(
-        0.1, minimum=0, help="Seconds between two checks of the workers.", group="failures", advanced=True
+        0.1,
+        minimum=0,
+        help="Without effect, as the end of a worker is noticed at once; Accelerate's launchers take it.",
+        group="failures",
+        advanced=True,
     )
     supervisor_idle_timeout: float = setting(
         1200.0,

@@ -48,7 +48,7 @@ commands:
 examples:
   accelerate-nb config                             ask, show the file, write it
   accelerate-nb config --yes -n 2 --cpu            write these settings, without a question
-  accelerate-nb config --yes --tpu                 all cores of a TPU, through torch_xla
+  accelerate-nb config --yes --tpu                 all chips of a TPU, through torch_xla
   accelerate-nb config default --mixed_precision bf16
   accelerate-nb config show
 
@@ -318,7 +318,7 @@ def prompt(
 
 def _of_tpus(current: TpusConfig) -> TpusConfig:
     """The TPU settings that a user enters, starting from the `current` ones."""
-    question = "The function of the script that each core calls; 'main' runs the script"
+    question = "The function of the script that each chip calls; 'main' runs the script"
     function = _line(question, current.function or "main").strip()
     one_machine = replace(current, function=None if function in {"", "main"} else function, is_pod=False)
     if not _chosen("Are they a pod, several machines of them?", _NO_OR_YES, current.is_pod):
@@ -369,7 +369,7 @@ def _reply(setting: Setting, value: Any, devices: AvailableDevices) -> Any:
         choices += [(choice, choice) for choice in setting.choices] or _YES_OR_NO
         return _chosen(question, choices, value, setting.unsupported)
     if value is None:
-        # of a TPU all cores are what is meant, however many a machine has
+        # of a TPU all chips are what is meant, however many a machine has
         is_counted = setting.name == "num_processes" and devices.kind != "xla"
         suggested = str(max(1, devices.count)) if is_counted else ""
     elif isinstance(setting.value_type, NamedValues):

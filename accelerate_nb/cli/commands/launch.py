@@ -35,7 +35,7 @@ examples:
   accelerate-nb launch -m package.train                a module, as in `python -m`
   accelerate-nb launch train.ipynb -n 4 -- --lr 3e-4   a notebook; its parameters follow `--`
   accelerate-nb launch train.ipynb --execute -n 4      the notebook itself, in a kernel; it keeps its outputs
-  accelerate-nb launch --tpu train.py                  all cores of this machine's TPU, through torch_xla
+  accelerate-nb launch --tpu train.py                  all chips of this machine's TPU, through torch_xla
   accelerate-nb launch --detach train.py               let it outlive this terminal: `accelerate-nb runs attach`
   accelerate-nb launch --slurm --nodes 2 train.py      a job of SLURM, which runs it on its nodes
   accelerate-nb launch --engine join --num-nodes 2 --join-address 10.0.0.1 train.py   machines that join by a line

@@ -18,7 +18,7 @@ from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, 
 _EXAMPLES = """examples:
   accelerate-nb test                                   with the settings that every launch begins with
   accelerate-nb test -n 2 --cpu                        two processes on the CPU
-  accelerate-nb test --tpu                             all cores of this machine's TPU
+  accelerate-nb test --tpu                             all chips of this machine's TPU
   accelerate-nb test --config_file cluster.yaml --json
 """
 # Where one of these fails, no worker could start.
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add_config_file(parser, "The configuration file, in place of the default one; '' for none.")
     parser.add_argument("--json", action="store_true", help="Write JSON, once all is over.")
-    parser.add_argument("--tpu", action="store_true", help="Try all cores of this machine's TPU; as --engine xla.")
+    parser.add_argument("--tpu", action="store_true", help="Try all chips of this machine's TPU; as --engine xla.")
     add_settings(parser, all_settings())
 
 
