@@ -241,6 +241,46 @@ def test_several_models_have_a_plugin_each_by_name() -> None:
     run_on_ranks(two_engines, 2, limit=LIMIT)
 
 
+def with_a_teacher(folder: str) -> None:
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False))
+    student, loader = net(), DataLoader(samples(), 4)
+    student, optimizer, loader = accelerator.prepare(student, torch.optim.SGD(student.parameters(), lr=0.1), loader)
+    teacher = accelerator.prepare(net())
+    for inputs, _ in loader:
+        with torch.no_grad():
+            wanted = teacher(inputs) + 1
+        accelerator.backward(nn.functional.mse_loss(student(inputs), wanted))
+        optimizer.step()
+    learned, known = accelerator.get_state_dict(student), accelerator.get_state_dict(teacher)
+    if accelerator.is_local_main_process:
+        assert learned["2.bias"].item() > net()[2].bias.item() + 0.1
+        assert all(torch.equal(known[name], weight) for name, weight in net().state_dict().items())
+    accelerator.save_state(folder)
+    accelerator.load_state(folder)
+    second = net()
+    refuse("whose engine has one of each", accelerator.prepare, second, torch.optim.SGD(second.parameters(), lr=0.1))
+    accelerator.end_training()
+
+
+def test_a_teacher_in_parts_is_evaluated_by_the_accelerator_that_trains(tmp_path: Path) -> None:
+    run_on_ranks(with_a_teacher, 2, str(tmp_path), limit=LIMIT)
+
+
+def scheduled_by_a_callable() -> list[float]:
+    accelerator, model = Accelerator(cpu=True, strategy="deepspeed"), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.8)
+    halving = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    schedule = DummyScheduler(optimizer, lr_scheduler_callable=halving)
+    model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, DataLoader(samples(8), 4))
+    steps(accelerator, model, optimizer, schedule, loader)
+    accelerator.end_training()
+    return schedule.get_last_lr()
+
+
+def test_a_callable_makes_the_schedule_of_an_optimizer_of_torch() -> None:
+    assert run_on_ranks(scheduled_by_a_callable, 1, limit=LIMIT) == [[0.2]]
+
+
 def clipped(max_norm: float | None, configured: float | None, expected: float) -> None:
     model = net()
     before = deepcopy(model.state_dict())

@@ -142,8 +142,9 @@ def _load(world: World, folder: Path, index: int, engine: Any, options: Mapping[
 
 
 def _engines(models: Sequence[Any]) -> list[tuple[int, Any]]:
-    """The models that are engines, by their numbers; one that is only evaluated is none."""
-    return [(index, model) for index, model in enumerate(models) if hasattr(model, "save_checkpoint")]
+    """The engines that train, by their numbers; DeepSpeed gives one without an optimizer nothing that saves."""
+    engines = enumerate(models)
+    return [(index, model) for index, model in engines if getattr(model, "checkpoint_engine", None) is not None]
 
 
 def read_part(path: Path, map_location: Any = None) -> Any:

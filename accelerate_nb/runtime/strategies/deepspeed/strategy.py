@@ -83,7 +83,9 @@ class DeepSpeed(Strategy):
         first = next(iter(self._all_plugins))
         if not any(plugin.selected for plugin in self._all_plugins):
             first.select(_from_accelerator_state=True)
+        # the engine that trains; a model that is only evaluated has one where its weights are in parts
         self.engine: Any = None
+        self._engines: list[Any] = []
         self._call = PrepareCall(())
         self._schedules: dict[int, Any] = {}
         # the optimizer that was given, where the engine has one for host memory in its place
@@ -104,13 +106,6 @@ class DeepSpeed(Strategy):
     def deepspeed_plugin(self) -> DeepSpeedPlugin:
         """The plugin in force."""
         return next(plugin for plugin in self._all_plugins if plugin.selected)
-
-    @property
-    def stage(self) -> int:
-        """The stage of the engine, or, before there is one, of the plugin."""
-        if self.engine is not None:
-            return int(self.engine.zero_optimization_stage())
-        return int(self.deepspeed_plugin.get_value("zero_optimization.stage", 0))
 
     def use_parallelism(self, config: ParallelismConfig) -> None:
         """Spread the training as a configuration says; a mesh with sequences has the groups that losses are averaged over."""
@@ -157,7 +152,8 @@ class DeepSpeed(Strategy):
         """An engine for the model, and its optimizer; a model without one is only evaluated, unless its weights are in parts."""
         models = [request for request in requests if isinstance(request.value, Module)]
         optimizers = [request for request in requests if not isinstance(request.value, Module)]
-        trained = [request for request in models if request.is_trained and (optimizers or self.stage == 3)]
+        is_zero3 = self.deepspeed_plugin.get_value("zero_optimization.stage") == 3
+        trained = [request for request in models if request.is_trained and (optimizers or is_zero3)]
         self._check(models, trained, optimizers)
         engine: Any = self._engine(trained[0], optimizers[0].value if optimizers else None) if trained else None
         return [
@@ -177,7 +173,7 @@ class DeepSpeed(Strategy):
                 "A model was given to prepare without an optimizer, but it would get parts of sequences (sp_size), which DeepSpeed "
                 "joins for the model of its engine alone. Give it to one call of prepare with its optimizer."
             )
-        if len(trained) > 1 or len(optimizers) > 1 or (trained and self.engine is not None):
+        if len(trained) > 1 or len(optimizers) > 1 or (optimizers and self.engine is not None):
             raise ConfigurationError(
                 f"{len(trained) + (self.engine is not None)} models and {len(optimizers)} optimizers were given to one Accelerator "
                 "with DeepSpeed, whose engine has one of each. Make an Accelerator for each model; deepspeed_plugins= of the first "
@@ -210,24 +206,27 @@ class DeepSpeed(Strategy):
         arguments: dict[str, Any] = {"model": self.precision.wrap_forward(model), "config": plugin.deepspeed_config}
         if isinstance(optimizer, preparation.DummyOptim):
             arguments["model_parameters"] = optimizer.params
-            if isinstance(scheduler, preparation.DummyScheduler) and scheduler.lr_scheduler_callable is not None:
-                arguments["lr_scheduler"] = scheduler.lr_scheduler_callable
         elif optimizer is not None:
             offloads = plugin.get_value("zero_optimization.offload_optimizer.device", "none") not in {"none", None}
             if offloads and plugin.get_value("zero_force_ds_cpu_optimizer", True):
                 self._replaced_optimizer, optimizer = optimizer, preparation.map_pytorch_optim_to_deepspeed(optimizer)
             arguments["optimizer"] = optimizer
-            if type(scheduler).__name__ in schedules:
-                arguments["lr_scheduler"] = scheduler
+        # the engine calls what makes a schedule, and leaves one of torch's to its owner
+        of_engine = getattr(scheduler, "lr_scheduler_callable", scheduler)
+        if of_engine is not scheduler or type(scheduler).__name__ in schedules:
+            arguments["lr_scheduler"] = of_engine
         if self._sequences is not None:
             arguments["mpu"] = self._sequences.register(model, plugin.get_value("train_micro_batch_size_per_gpu"))
-        self.engine, _, _, schedule = self._package.initialize(**arguments)
+        engine, _, _, schedule = self._package.initialize(**arguments)
+        self._engines.append(engine)
+        if optimizer is not None or (self.engine is None and "optimizer" in plugin.deepspeed_config):
+            self.engine = engine
         if self._sequences is not None:
-            self._sequences.average_over_all(self.engine)
+            self._sequences.average_over_all(engine)
         if scheduler is not None and schedule is not None:
             self._schedules[id(scheduler)] = schedule
-        self._compile(request.compiling)
-        return self.engine
+        self._compile(engine, request.compiling)
+        return engine
 
     def _check_disk(self, plugin: DeepSpeedPlugin) -> None:
         """Raise `ConfigurationError` where a configuration has weights or states of an optimizer on a disk, and they can't be there."""
@@ -244,14 +243,14 @@ class DeepSpeed(Strategy):
                 "all the same. Pass mixed_precision='bf16', or offload_param_device='cpu'."
             )
 
-    def _compile(self, how: TorchDynamoPlugin) -> None:
+    def _compile(self, engine: Any, how: TorchDynamoPlugin) -> None:
         arguments = how.to_kwargs()
         if how.backend == DynamoBackend.NO:
             return
         if how.use_regional_compilation:
-            compile_regions_in_place(self.engine.module, **arguments)
+            compile_regions_in_place(engine.module, **arguments)
         else:
-            self.engine.compile(backend=arguments.pop("backend"), compile_kwargs=arguments)
+            engine.compile(backend=arguments.pop("backend"), compile_kwargs=arguments)
 
     def moves(self, item: Any) -> bool:
         """Whether an object is a schedule that has to do with the engine."""
@@ -274,7 +273,7 @@ class DeepSpeed(Strategy):
     def backward(self, loss: Tensor, *, steps: int = 1, is_boundary: bool = True, **options: Any) -> None:
         """Compute gradients; the engine exchanges them as its stage has it."""
         engine = self.engine
-        if engine is None or engine.optimizer is None:
+        if engine is None:
             raise ConfigurationError(
                 "backward was called, but DeepSpeed has no model with an optimizer. Give both to one call of prepare."
             )
@@ -379,10 +378,11 @@ class DeepSpeed(Strategy):
     # The rest
 
     def release(self) -> None:
-        """Release the engine."""
+        """Release the engines."""
         super().release()
-        if self.engine is not None:
-            self.engine.destroy()
+        for engine in self._engines:
+            engine.destroy()
+        self._engines.clear()
         self.engine, self._is_pending = None, False
         if self._sequences is not None:
             self._sequences.release()
