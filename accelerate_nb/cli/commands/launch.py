@@ -208,7 +208,7 @@ def _print_for_a_pod(what: list[str], request: LaunchRequest) -> int:
     print(tpu_config.line_for_a_pod(request.tpus, command), flush=True)
     print(
         f"{PROG}: nothing was started here. The line above has every machine of the TPU {request.tpus.name} launch this on its own "
-        "cores; copy it, or pipe it into sh. It needs gcloud, logged in to your project; on each machine it needs "
+        "chips; copy it, or pipe it into sh. It needs gcloud, logged in to your project; on each machine it needs "
         "accelerate-nb and all that it runs, at the same path (`accelerate-nb tpu-config` prints lines that put them there).",
         file=sys.stderr,
     )

@@ -110,7 +110,7 @@ def line_for_a_pod(tpus: TpusConfig, command: str, *, is_alpha: bool = False) ->
 def command_of_a_machine(
     tpus: TpusConfig, settings: Mapping[str, Any], variables: Mapping[str, str], what: Sequence[str]
 ) -> str:
-    """The command of each machine of a pod: the launch of `what`, with these settings, on its own cores."""
+    """The command of each machine of a pod: the launch of `what`, with these settings, on its own chips."""
     # a configuration file there is not read: the command has all settings
     environment = [*tpus.environment, *(f"{name}={value}" for name, value in variables.items())]
     words = [
