@@ -191,8 +191,6 @@ def test_a_plugin_is_selected_by_the_state_alone_and_refused_beside_another_stra
     plugin = ours.DeepSpeedPlugin()
     with pytest.raises(ConfigurationError, match="select_deepspeed_plugin"):
         plugin.select()
-    with pytest.raises(ConfigurationError, match="select_deepspeed_plugin"):
-        plugin.selected = True
     with pytest.raises(ConfigurationError, match="DeepSpeed was requested with an fsdp_plugin"):
         Accelerator(cpu=True, deepspeed_plugin=plugin, fsdp_plugin=ours.FullyShardedDataParallelPlugin(fsdp_version=2))
     with pytest.raises(ConfigurationError, match="DeepSpeed was requested with strategy='ddp'"):

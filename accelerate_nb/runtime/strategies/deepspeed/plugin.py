@@ -354,13 +354,6 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
         """Whether this is the plugin in force, of one or several."""
         return self._selected
 
-    @selected.setter
-    def selected(self, value: bool) -> None:
-        raise ConfigurationError(
-            f"selected={value} was assigned, but a plugin is put in force by `AcceleratorState().select_deepspeed_plugin(name)`. "
-            "Call that."
-        )
-
     def select(self, _from_accelerator_state: bool = False) -> None:
         """Put this plugin in force; `AcceleratorState().select_deepspeed_plugin(name)` calls it."""
         if not _from_accelerator_state:
