@@ -402,6 +402,20 @@ def test_the_engine_takes_functions_data_sets_and_precisions(tmp_path: Path) -> 
         assert bf16["warmup"] == 2
 
 
+def recomputed() -> list[list[float]]:
+    found = []
+    for granularity in ("full", "selective"):
+        settings = {"recompute_activations": True, "recompute_granularity": granularity}
+        accelerator, model, _, loader = prepared(gpt2(), loader_of_samples(), **settings)
+        found.append(losses_of(accelerator, model, loader))
+    return found
+
+
+def test_activations_are_computed_again_in_either_granularity() -> None:
+    full, selective = on_ranks(recomputed, 1)[0]
+    assert selective == pytest.approx(full, abs=ROUNDING)
+
+
 def on_stages() -> list[float]:
     """The losses of interleaved stages, after which others are refused what an engine does not do."""
     settings = {"pp_degree": 2, "num_micro_batches": 2, "num_layers_per_virtual_pipeline_stage": 1}

@@ -207,8 +207,9 @@ def _transformer_config(args: Namespace) -> Any:
         "num_layers_in_last_pipeline_stage": args.decoder_last_pipeline_num_layers,
     }
     if args.recompute_activations:
-        recomputed = ("recompute_granularity", "recompute_method", "recompute_num_layers")
-        settings.update({name: getattr(args, name) for name in recomputed})
+        settings["recompute_granularity"] = args.recompute_granularity
+        if args.recompute_granularity == "full":
+            settings.update(recompute_method=args.recompute_method, recompute_num_layers=args.recompute_num_layers)
     if args.virtual_pipeline_model_parallel_size is not None and args.pipeline_model_parallel_size == 2:
         # messages of a stage to the next and to the former one go to the same process, and would be mixed up
         settings.update(overlap_p2p_comm=True, batch_p2p_comm=False)
