@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import Accelerator
-from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
 from accelerate_nb.utils import (
     DeepSpeedPlugin,
     DummyOptim,
@@ -167,7 +167,7 @@ def test_weights_are_in_bf16_and_outputs_in_32_bits() -> None:
 
 
 def refuse(message: str, function: Callable[..., Any], *args: Any, **settings: Any) -> None:
-    with pytest.raises((ConfigurationError, StateError), match=message):
+    with pytest.raises((ConfigurationError, NotYetError, StateError), match=message):
         function(*args, **settings)
 
 
@@ -179,6 +179,10 @@ def refusals() -> None:
     refuse("without its model", accelerator.prepare, optimizer, loader)
     refuse("whose engine has one of each", accelerator.prepare, model, net(), optimizer, loader)
     refuse("names no optimizer", accelerator.prepare, model, DummyOptim(model.parameters()), loader)
+    plugin_config = accelerator.deepspeed_plugin.deepspeed_config
+    plugin_config["tensor_parallel"] = {"autotp_size": 2}
+    refuse("autotp_size was requested", accelerator.prepare, model, optimizer, loader)
+    del plugin_config["tensor_parallel"]
     prepared, stepping, _batches = accelerator.prepare(model, optimizer, loader)
     refuse("Use `clip_grad_norm_` instead", accelerator.clip_grad_value_, prepared.parameters(), 1.0)
     refuse("DeepSpeed measures norm 2", accelerator.clip_grad_norm_, prepared.parameters(), 1.0, norm_type=1)

@@ -168,6 +168,11 @@ class DeepSpeed(Strategy):
         ]
 
     def _check(self, models: Sequence[Any], trained: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        if self.deepspeed_plugin.get_value("tensor_parallel.autotp_size", 0) > 1:
+            raise NotYetError(
+                "tensor_parallel.autotp_size was requested in DeepSpeed's configuration, which is not offered here yet. Leave it out; "
+                "ParallelismConfig(tp_size=...) splits layers without DeepSpeed."
+            )
         if self._sequences is not None and models and not optimizers:
             raise ConfigurationError(
                 "A model was given to prepare without an optimizer, but it would get parts of sequences (sp_size), which DeepSpeed "
