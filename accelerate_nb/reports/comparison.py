@@ -10,9 +10,8 @@ from string import ascii_uppercase
 
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.events.event_types import Metric
-from accelerate_nb.events.rank_state import SUMMED, in_order
 from accelerate_nb.events.run_reader import SavedRun, view_of
-from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.run_state import SUMMED, RunState, in_order
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports import metric_curves
 from accelerate_nb.reports.run_table import differing_settings, lasted, state_text

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from msgspec import structs
 
 from accelerate_nb.events.event_types import Metric
-from accelerate_nb.events.rank_state import SUMMED, RankState, in_order, logged_names
+from accelerate_nb.events.run_state import SUMMED, RankState, in_order, logged_names
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.text_format import counted, ranks_text, value_text
 

@@ -10,8 +10,7 @@ from html import escape
 from typing import NamedTuple
 
 from accelerate_nb.events.event_types import LogLine, Meaning, StepProfile
-from accelerate_nb.events.rank_state import RankState, logged_names
-from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.run_state import RankState, RunState, logged_names
 from accelerate_nb.events.terminal_lines import SEQUENCE, legible, plain
 from accelerate_nb.reports import summary
 from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple, overload
 
-from accelerate_nb.events.rank_state import logged_names
 from accelerate_nb.events.run_reader import SavedRun, argument_text, differing_arguments
+from accelerate_nb.events.run_state import logged_names
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.summary import SIGNS
 from accelerate_nb.reports.text_format import ago_text, aligned, counted, time_text, value_text

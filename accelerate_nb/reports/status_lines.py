@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from accelerate_nb.events.event_types import IdleWarning, NodeRanks
-from accelerate_nb.events.rank_state import RankSummary, logged_names
-from accelerate_nb.events.run_state import RunInfo, RunState
+from accelerate_nb.events.run_state import RankSummary, RunInfo, RunState, logged_names
 from accelerate_nb.events.terminal_lines import draws_a_bar, plain
 from accelerate_nb.failures.worker_error import failure_line
 from accelerate_nb.reports import summary as summaries

@@ -12,10 +12,9 @@ from statistics import fmean, median_low, stdev
 from typing import Any, TypeVar
 
 from accelerate_nb.events.event_types import DeviceSample, MemoryUse, NodeRanks, Progress, StepBreakdown, StepProfile
-from accelerate_nb.events.rank_state import RankState, RankSummary, mean_steps
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_reader import default_name, differing_arguments, kept_runs
-from accelerate_nb.events.run_state import RunInfo, RunState
+from accelerate_nb.events.run_state import RankState, RankSummary, RunInfo, RunState, mean_steps
 from accelerate_nb.events.terminal_lines import plain, plain_name
 from accelerate_nb.reports.metric_curves import MetricCurve, sparkline
 from accelerate_nb.reports.text_format import bytes_text, counted, narrowed, ranks_text, time_text, value_text

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from accelerate_nb.config.rank_lists import named
 from accelerate_nb.events.event_types import Stream
-from accelerate_nb.events.rank_state import RankSummary, logged_names
+from accelerate_nb.events.run_state import RankSummary, logged_names
 from accelerate_nb.events.terminal_lines import cleaned, coloured, plain
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, TextSink

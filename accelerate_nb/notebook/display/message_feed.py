@@ -8,8 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import structs
 
 from accelerate_nb.events.event_types import WIDGET_VIEW, Display, Failure, Hang, LogLine, Metric, Shown, Stream, cause
-from accelerate_nb.events.rank_state import RankSummary
-from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.run_state import RankSummary, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar
 from accelerate_nb.failures.worker_error import hang_headline, other_failures
 from accelerate_nb.reports.failure_summary import MOST_OTHERS, restart_line

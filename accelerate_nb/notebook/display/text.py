@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from accelerate_nb.events.event_types import Display, cause as first_cause
-from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.run_state import RankSummary, RunState
 from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, OutputWriter, TextSink
 from accelerate_nb.reports.failure_summary import cause_of

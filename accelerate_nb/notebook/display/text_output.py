@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeAlias
 from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.events.collapse import CollapsedOutput, OutputCollapser, folded, is_text, key_of
 from accelerate_nb.events.event_types import WIDGET_VIEW, Display, LogLine, Meaning, Shown, Stream
-from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.run_state import RankSummary, RunState
 from accelerate_nb.events.terminal_lines import cleaned, coloured, draws_a_bar, plain
 from accelerate_nb.reports.text_format import first_within, saved_size
 

@@ -2,7 +2,7 @@
 
 import { clockSpan, count, marks, number, spans } from "./format.js";
 
-// as in events/rank_state.py
+// as in events/run_state.py
 const AUTOMATIC_PREFIXES = ["speed/", "optimizer/", "memory/"];
 const EPOCH = "epoch";
 
