@@ -208,6 +208,11 @@ class AcceleratorProperties(ProcessMethods):
         return self.state.deepspeed_plugin
 
     @property
+    def deepspeed_engine_wrapped(self) -> Any:
+        """DeepSpeed's first engine, wrapped; `None` before `prepare` has made one, an `AttributeError` without DeepSpeed."""
+        return self.strategy.deepspeed_engine_wrapped  # type: ignore[attr-defined]  # that of DeepSpeed alone has it
+
+    @property
     def torch_device_mesh(self) -> Any:
         """The mesh of processes over which the model is split; `None` where it isn't."""
         return self.state.device_mesh

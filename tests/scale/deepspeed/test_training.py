@@ -223,6 +223,7 @@ def two_engines() -> None:
     first = Accelerator(cpu=True, deepspeed_plugins={"student": of_student, "teacher": of_teacher})
     second = Accelerator()
     assert get_active_deepspeed_plugin(first.state) is of_student
+    assert first.deepspeed_engine_wrapped is None
     student, loader = net(), DataLoader(samples(), 4)
     student, optimizer, loader = first.prepare(student, torch.optim.SGD(student.parameters(), lr=0.1), loader)
     first.state.select_deepspeed_plugin("teacher")
@@ -231,6 +232,7 @@ def two_engines() -> None:
     # whose size of batches is that of the student's
     other = second.prepare(net(), loader)[0]
     assert other.train_micro_batch_size_per_gpu() == 4
+    assert (first.deepspeed_engine_wrapped.engine, second.deepspeed_engine_wrapped.engine) == (student, other)
     assert (student.zero_optimization_stage(), other.zero_optimization_stage()) == (2, 3)
     for inputs, _ in loader:
         with torch.no_grad():

@@ -107,6 +107,11 @@ class DeepSpeed(Strategy):
         """The plugin in force."""
         return next(plugin for plugin in self._all_plugins if plugin.selected)
 
+    @property
+    def deepspeed_engine_wrapped(self) -> preparation.DeepSpeedEngineWrapper | None:
+        """The first engine, as Accelerate wraps it; `None` before there is one."""
+        return preparation.DeepSpeedEngineWrapper(self._engines[0]) if self._engines else None
+
     def use_parallelism(self, config: ParallelismConfig) -> None:
         """Spread the training as a configuration says; a mesh with sequences has the groups that losses are averaged over."""
         super().use_parallelism(config)
