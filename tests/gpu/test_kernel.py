@@ -12,8 +12,7 @@ for needed in ("ipykernel", "jupyter_client", "nbformat"):
     pytest.importorskip(needed, reason=f"a real kernel needs {needed}, which is not installed here")
 
 HELD = 512 << 20
-# An interrupt shows in the cell within so many seconds, and what a rank held is free soon after.
-INTERRUPTED, FREED = 15.0, 15.0
+SOON = 15.0  # seconds until an interrupt shows in the cell, and until what a rank held is free
 LAUNCHED = "[notebook_launcher(device_and_sum, num_processes=ranks), [one.sum().item() for one in held]]"
 
 
@@ -21,8 +20,7 @@ def test_cells_that_use_the_device_launch_on_it_and_an_interrupt_frees_it(device
     from tests.kernel.kernels import kernel
 
     ranks = torch.cuda.device_count() if device == "cuda" else 2
-    every = ",".join(map(str, range(ranks))) if device == "cuda" else ""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", every) if device == "cuda" else ""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))) if device == "cuda" else ""
     launched = [[device, float(ranks)], [1024.0] * ranks]
     with kernel(tmp_path, CUDA_VISIBLE_DEVICES=shown) as notebook:
         notebook.ok(f"""
@@ -58,9 +56,10 @@ def test_cells_that_use_the_device_launch_on_it_and_an_interrupt_frees_it(device
         cell = notebook.start("notebook_launcher(stuck, num_processes=ranks, grace=2.0)")
         cell.until(lambda: cell.stdout.count("there") == ranks)
         notebook.interrupt()
-        cell.wait(INTERRUPTED)
+        cell.wait(SOON)
         assert cell.failure.name == "KeyboardInterrupt", cell.text
-        until(lambda: not notebook.workers(), timeout=FREED)
-        is_free = f"all(now > then - {HELD} // 4 for now, then in zip(free(), before))"
-        until(lambda: notebook.value(is_free), timeout=FREED)
+        until(lambda: not notebook.workers(), timeout=SOON)
+        until(
+            lambda: notebook.value(f"all(now > then - {HELD} // 4 for now, then in zip(free(), before))"), timeout=SOON
+        )
         assert notebook.value(LAUNCHED) == launched

@@ -99,7 +99,7 @@ def grown(kernel: Kernel, before: Counter[str], launches: int) -> dict[str, int]
         kernel.receive(0.5)
 
 
-def test_fifteen_launches_leak_nothing(fresh_kernel: Kernel) -> None:
+def test_launches_that_end_well_badly_or_late_leak_nothing(fresh_kernel: Kernel) -> None:
     fresh_kernel.ok("""
     import gc, os, torch, torch.distributed as dist
     weights = torch.ones(1000)
@@ -118,16 +118,8 @@ def test_fifteen_launches_leak_nothing(fresh_kernel: Kernel) -> None:
             except KeyError:
                 pass
     """)
-    fresh_kernel.ok("launches(5)\ngc.collect()")
-    before = held(fresh_kernel)
-    fresh_kernel.ok("launches(15)\ngc.collect()")
-    # three of them were spawned, and three forked
-    assert grown(fresh_kernel, before, launches=3) == {}
-
-
-def test_launches_that_are_refused_interrupted_or_late_leak_nothing(fresh_kernel: Kernel) -> None:
     fresh_kernel.ok("""
-    import gc, threading, time
+    import threading, time
     lock = threading.Lock()
     def cannot_travel():
         return lock
@@ -144,11 +136,11 @@ def test_launches_that_are_refused_interrupted_or_late_leak_nothing(fresh_kernel
                 pass
         run = launch(time.sleep, (60,), num_processes=2)
         run.stop()
-    ends_badly()
-    gc.collect()
     """)
+    fresh_kernel.ok("launches(5)\nends_badly()\ngc.collect()")
     before = held(fresh_kernel)
-    fresh_kernel.ok("for _ in range(3):\n    ends_badly()\ngc.collect()")
+    fresh_kernel.ok("launches(15)\nfor _ in range(3):\n    ends_badly()\ngc.collect()")
+    # three of them were spawned, and three forked
     assert grown(fresh_kernel, before, launches=3) == {}
 
 

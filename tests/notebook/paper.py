@@ -40,6 +40,23 @@ class Paper(CellSink):
         return [line.text for line in self.lines]
 
 
+class Desk:
+    """A front end on paper, with a state of a run, and with a clock that is moved by hand."""
+
+    def __init__(self, paper, view):
+        self.paper, self.view, self.now = paper, view, 100.0
+
+    def feed(self, *events):
+        for event in events:
+            self.view.apply(event)
+        return self
+
+    def refresh(self):
+        self.now += 1.0
+        self.front_end.refresh()
+        return self
+
+
 def on_screen(received):
     """The lines of a terminal that received this, with what has left it at its top, without colours."""
     lines, row, column = [""], 0, 0

@@ -45,6 +45,20 @@ def samples(count: int) -> TensorDataset:
     return TensorDataset(inputs, inputs.sum(1, keepdim=True) + torch.randn(count, 1, generator=generator))
 
 
+def train_epoch(accelerator: Any, model: Any, optimizer: Any, schedule: Any, loader: Any) -> list[float]:
+    """The losses of an epoch, with a schedule or without one."""
+    losses = []
+    for inputs, targets in loader:
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 class Streamed(IterableDataset[Any]):
     """The same samples one after the other, whose number nobody is told."""
 

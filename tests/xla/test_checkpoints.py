@@ -13,21 +13,17 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb.utils import find_tied_parameters, id_tensor_storage, load, load_checkpoint_in_model
 from tests.ranks import run_on_ranks
+from tests.runtime.checkpoints.test_interop import Odd
 from tests.runtime.loops import samples
 
 
-class Odd(nn.Module):
-    """A model with a weight under two names, one in bf16, one that is not contiguous, two of one shape, a buffer and dropout."""
+class Odder(Odd):
+    """One with a weight in bf16 as well, two of one shape, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(8, 8, bias=False)
-        self.second = nn.Linear(8, 8, bias=False)
         self.third = nn.Linear(8, 8, bias=False)
-        self.second.weight = self.first.weight
-        self.turned = nn.Parameter(torch.randn(8, 4).t())
         self.short = nn.Parameter(torch.randn(4, dtype=torch.bfloat16))
-        self.norm = nn.BatchNorm1d(8)
         self.drop = nn.Dropout(0.3)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -56,7 +52,7 @@ class Training:
         found = import_module(package)
         import_module(f"{package}.utils").set_seed(seed)
         self.accelerator = found.Accelerator(**options)
-        model = Odd()
+        model = Odder()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
         loader = DataLoader(samples(32), batch_size=4, shuffle=True)

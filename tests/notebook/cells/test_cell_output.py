@@ -8,38 +8,27 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.run import LaunchFacts, Run
 from accelerate_nb.launching.session import CellControl, CellResult
 from accelerate_nb.notebook.cells.session_manager import CellOutput
+from tests.notebook import paper
 from tests.notebook.paper import Paper, line
 
 
-class Desk:
-    """A cell's output on paper, with a clock that is moved by hand."""
-
-    def __init__(self, size=2, *, paper=None, view=None, ranks=None, cursor=0, displays="main", outlives_wait=False):
-        self.now = 100.0
-        self.paper = paper or Paper()
-        self.view, ranks = view or RunState(size), tuple(ranks or range(size))
+class Desk(paper.Desk):
+    def __init__(self, size=2, *, at=None, view=None, ranks=None, cursor=0, displays="main", outlives_wait=False):
+        super().__init__(at or Paper(), view or RunState(size))
+        ranks = tuple(ranks or range(size))
         settings = {"ranks": ranks, "is_cell": True, "outlives_wait": outlives_wait}
         facts = LaunchFacts("Cell In[1]", "", Path("/runs/1"), 0.0, "all", 0.0, **settings)
         tasks = SimpleNamespace(conductor=SimpleNamespace(view=self.view, log_file=None), stacks=None)
         self.control = CellControl(tasks, facts, 1, cursor, runs_code=True)
-        self.output = CellOutput(lambda: self.paper, ranks, None, displays, clock=lambda: self.now)
-        self.run = Run(self.control, self.output)
-        self.output.opened(self.run)
-
-    def feed(self, *events):
-        for event in events:
-            self.view.apply(event)
-        return self
-
-    def refresh(self):
-        self.now += 1.0
-        self.output.refresh()
+        self.front_end = CellOutput(lambda: self.paper, ranks, None, displays, clock=lambda: self.now)
+        self.run = Run(self.control, self.front_end)
+        self.front_end.opened(self.run)
 
     def close(self, *results):
         self.control.ended = {rank: CellResult(rank) for rank in self.control.facts.ranks}
         self.control.ended |= {result.rank: result for result in results}
         self.control.finish(None)
-        self.output.closed()
+        self.front_end.closed()
         return self.paper.texts
 
 

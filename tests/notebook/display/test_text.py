@@ -11,31 +11,18 @@ from accelerate_nb.events.event_types import Display
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_output import CellSink, OutputLimits
+from tests.notebook import paper
 from tests.notebook.paper import Paper, line
 
 
-class Desk:
-    """A front end on paper, with a clock that is moved by hand."""
-
+class Desk(paper.Desk):
     def __init__(self, template="[$rank] ", bound=OutputLimits(), **sizes):  # noqa: B008
-        self.now = 100.0
-        self.paper = Paper(bound)
-        self.view = RunState(**sizes)
+        super().__init__(Paper(bound), RunState(**sizes))
         self.front_end = TextFrontEnd(lambda: self.paper, template, clock=lambda: self.now)
         self.open()
 
     def open(self):
         self.front_end.opened(SimpleNamespace(view=self.view, folder=Path("/runs/1")))
-        return self
-
-    def feed(self, *events):
-        for event in events:
-            self.view.apply(event)
-        return self
-
-    def refresh(self):
-        self.now += 1
-        self.front_end.refresh()
         return self
 
     def close(self):

@@ -30,6 +30,7 @@ from accelerate_nb.utils.ao import (
 )
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
+from tests.runtime.loops import train_epoch
 
 needs_torchao = pytest.mark.skipif(not is_torchao_available(), reason="torchao is not installed")
 
@@ -55,12 +56,7 @@ def trained(peer: Peer, explicit: bool) -> list[Any]:
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     losses = []
     for _ in range(2):
-        for batch, targets in loader:
-            loss = nn.functional.mse_loss(model(batch), targets)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
+        losses += train_epoch(accelerator, model, optimizer, None, loader)
     bare = accelerator.unwrap_model(model)
     kinds = [type(module).__name__ for module in bare]
     assert list(accelerator.get_state_dict(model)) == names

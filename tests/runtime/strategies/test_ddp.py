@@ -19,7 +19,7 @@ from accelerate_nb.runtime.world.registry import current_world, forget
 from accelerate_nb.utils.dataclasses import DataLoaderConfiguration, DistributedDataParallelKwargs
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
-from tests.runtime.loops import flat, net, samples
+from tests.runtime.loops import flat, net, samples, train_epoch
 
 
 def lets_go_of_its_group() -> None:
@@ -142,12 +142,7 @@ def joined(even_batches: bool | None, of_loader: bool) -> list[Any]:
     losses = []
     for _ in range(2):
         with accelerator.join_uneven_inputs([prepared], even_batches=even_batches):
-            for inputs, targets in loader:
-                loss = nn.functional.mse_loss(prepared(inputs), targets)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
+            losses += train_epoch(accelerator, prepared, optimizer, None, loader)
     return [losses, flat(model), getattr(loader.batch_sampler, "even_batches", None)]
 
 

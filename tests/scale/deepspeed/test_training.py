@@ -25,6 +25,7 @@ from accelerate_nb.utils import (
 )
 from accelerate_nb.utils.deepspeed import DeepSpeedSchedulerWrapper, get_active_deepspeed_plugin
 from tests.ranks import run_on_ranks
+from tests.runtime.loops import train_epoch
 from tests.runtime.strategies.contract import ACCUMULATION, ADAMW_ROUNDING, MICRO_STEPS, difference, train
 from tests.scale.deepspeed.zero import LIMIT, by_stage
 
@@ -47,18 +48,6 @@ def samples(count: int = 24) -> TensorDataset:
     return TensorDataset(inputs, inputs.sum(1, keepdim=True))
 
 
-def steps(accelerator: Accelerator, model: Any, optimizer: Any, schedule: Any, loader: Any) -> list[float]:
-    losses = []
-    for inputs, targets in loader:
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        accelerator.backward(loss)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def whole_and_parts(folder: str) -> dict[str, Any]:
     """Stage 3 by a configuration that names optimizer and schedule: what is in parts, and what is whole where."""
     accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=FILE, zero3_init_flag=False))
@@ -68,7 +57,7 @@ def whole_and_parts(folder: str) -> dict[str, Any]:
     model, optimizer, schedule, loader = accelerator.prepare(plain, optimizer, schedule, DataLoader(samples(), 4))
     rates, losses = [], []
     for _ in range(3):
-        losses += steps(accelerator, model, optimizer, schedule, loader)
+        losses += train_epoch(accelerator, model, optimizer, schedule, loader)
         rates.append(schedule.get_last_lr()[0])
     inner = accelerator.unwrap_model(model)
     weights = accelerator.get_state_dict(model)
@@ -153,7 +142,7 @@ def in_bf16() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
     model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, DataLoader(samples(), 4))
-    losses = [sum(steps(accelerator, model, optimizer, schedule, loader)) for _ in range(8)]
+    losses = [sum(train_epoch(accelerator, model, optimizer, schedule, loader)) for _ in range(8)]
     with torch.no_grad():
         output = model(torch.ones(1, 8))
     assert losses[-1] < losses[0] / 2
@@ -250,13 +239,17 @@ def test_several_models_have_a_plugin_each_by_name() -> None:
 def with_a_teacher(folder: str) -> None:
     accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False))
     student, loader = net(), DataLoader(samples(), 4)
-    student, optimizer, loader = accelerator.prepare(student, torch.optim.SGD(student.parameters(), lr=0.1), loader)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    falling = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+    schedule = DummyScheduler(optimizer, lr_scheduler_callable=falling)
+    student, optimizer, schedule, loader = accelerator.prepare(student, optimizer, schedule, loader)
     teacher = accelerator.prepare(net())
     for inputs, _ in loader:
         with torch.no_grad():
             wanted = teacher(inputs) + 1
         accelerator.backward(nn.functional.mse_loss(student(inputs), wanted))
         optimizer.step()
+    assert schedule.get_last_lr() == [pytest.approx(0.1 * 0.9 ** len(loader))]
     learned, known = accelerator.get_state_dict(student), accelerator.get_state_dict(teacher)
     if accelerator.is_local_main_process:
         assert learned["2.bias"].item() > net()[2].bias.item() + 0.1
@@ -268,23 +261,10 @@ def with_a_teacher(folder: str) -> None:
     accelerator.end_training()
 
 
-def test_a_teacher_in_parts_is_evaluated_by_the_accelerator_that_trains(tmp_path: Path) -> None:
+def test_the_accelerator_that_trains_evaluates_a_teacher_in_parts_and_makes_a_schedule_by_a_callable(
+    tmp_path: Path,
+) -> None:
     run_on_ranks(with_a_teacher, 2, str(tmp_path), limit=LIMIT)
-
-
-def scheduled_by_a_callable() -> list[float]:
-    accelerator, model = Accelerator(cpu=True, strategy="deepspeed"), net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.8)
-    halving = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
-    schedule = DummyScheduler(optimizer, lr_scheduler_callable=halving)
-    model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, DataLoader(samples(8), 4))
-    steps(accelerator, model, optimizer, schedule, loader)
-    accelerator.end_training()
-    return schedule.get_last_lr()
-
-
-def test_a_callable_makes_the_schedule_of_an_optimizer_of_torch() -> None:
-    assert run_on_ranks(scheduled_by_a_callable, 1, limit=LIMIT) == [[0.2]]
 
 
 def clipped(max_norm: float | None, configured: float | None, expected: float) -> None:
