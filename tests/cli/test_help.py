@@ -105,9 +105,7 @@ def test_a_current_folder_that_was_removed_is_named(
     assert capsys.readouterr().err == "accelerate-nb: The current folder was removed. Change to another one: cd ~\n"
 
 
-@pytest.mark.parametrize(
-    "words", ["launch closed/train.py", "runs --folder closed", "merge-weights closed merged"], ids=str
-)
+@pytest.mark.parametrize("words", ["launch closed/train.py", "runs --folder closed", "merge-weights closed merged"])
 def test_a_folder_that_can_not_be_searched_is_named(words: str, tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     # the permissions hold for root, too, without these capabilities
