@@ -252,12 +252,12 @@ def test_the_last_lines_of_a_background_cell_come_before_those_of_the_next_cell(
             assert may_draw.wait(20)
             super().write(lines)
 
-    desk = Desk(size=1, paper=LatePaper(), outlives_wait=True)
+    desk = Desk(size=1, at=LatePaper(), outlives_wait=True)
     desk.run.follow()
     desk.feed(line("late"))
     desk.control.ended = {0: CellResult(0)}
     desk.control.finish(None)
-    kept = NotebookSession(background=desk.run, background_output=desk.output)
+    kept = NotebookSession(background=desk.run, background_output=desk.front_end)
     magic = magics.AccelerateCellMagic(None, kept, lambda: None)
     waiting = threading.Thread(target=magic._wait_for_background, args=(CellOptions(),), daemon=True)
     waiting.start()
