@@ -103,6 +103,7 @@ def test_a_fork_that_a_limit_refuses_is_a_sentence_and_the_supervisor_goes_on(tm
         timeout=100,
         check=False,
     )
+    assert done.returncode == 0, done
     error, goes_on = done.stdout.splitlines()
     assert error.startswith("LaunchError num_processes=24 was requested, but 20 is the limit of processes"), done
     assert goes_on == "True"
