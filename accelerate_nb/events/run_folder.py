@@ -61,7 +61,8 @@ class RunRecorder:
     """A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl`, `status.json`."""
 
     # The logs are those of the newest attempt; after a restart the former ones are in `attempt_0`, `attempt_1`, ...
-    # Neither log lines are among the events nor what would fill a disk: bars that move, loads. Events are written half a second late.
+    # Neither log lines are among the events nor what would fill a disk: bars that move, loads. Events are written half a second late,
+    # but for states and failures.
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,14 +128,15 @@ class RunRecorder:
         ) or (isinstance(event, event_types.Progress) and not event.closed):
             return
         line = to_line(event)
-        if isinstance(event, (event_types.Failure, event_types.StateChange)):
+        if is_change := isinstance(event, (event_types.Failure, event_types.StateChange)):
             # who reads of it finds the lines that led to it
             self._flush_logs()
         with self._as_far_as_possible():
             self._file("events.jsonl").write(line)
             if isinstance(event, event_types.Metric):
                 self._file("metrics.jsonl").write(line)
-        if time.monotonic() - self._flushed > _BETWEEN_FLUSHES:
+        if is_change or time.monotonic() - self._flushed > _BETWEEN_FLUSHES:
+            # who reads a line finds what came before it: the nodes, the state of its rank
             self.flush()
 
     def status(self, **facts: Any) -> None:

@@ -230,6 +230,7 @@ class Supervisor:
                 try:
                     pid = self._prefork_pool.use(request.worker, descriptors) or self._fork(request.worker, descriptors)
                 except OSError as error:
+                    self._prefork_pool.give_up()
                     self._report(request.run, messages.ForkFailed(rank, error.errno or 0))
         for descriptor in descriptors:
             os.close(descriptor)
@@ -442,6 +443,11 @@ class PreforkPool:
     def gone(self, pid: int) -> None:
         if (channel := self._waiting.pop(pid, None)) is not None:
             channel.close()
+
+    def give_up(self) -> None:
+        """Keep none, since a limit of the system's is reached: the next launch has their room."""
+        self.forget()
+        self._target = 0
 
     def forget(self) -> None:
         """Close what this process holds of them; where no other does, they end."""

@@ -152,7 +152,7 @@ def test_a_detached_run_outlives_its_launcher_and_gives_its_place_back(settings:
     launcher.wait()
     run = attach(folder)
     until_lines(run.start(), 2)
-    assert {node.name for node in run.view.nodes} == {"n1", "n2"}
+    until(lambda: {node.name for node in run.view.nodes} == {"n1", "n2"}, run)
     until(lambda: all(glance.detail for glance in run.view.glances()))
     workers = [psutil.Process(int(glance.detail.split()[-1])) for glance in run.view.glances()]
     assert "in waits" in run.stacks()

@@ -46,6 +46,8 @@ _PRELOADED = ("torch", "torch.distributed", "numpy", "IPython.display", "acceler
 # launch can begin, when the first optimizer is made.
 _LOADED_WHEN_IDLE = ("torch._dynamo",)
 _IDLE_BEFORE_LOADING = 2.0
+# Seconds that killed workers may take to end, which is waited for where a launch was refused.
+_KILLED_WITHIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +324,8 @@ class SupervisorWorkers:
         self._ranks: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._lost = self._withdrawn = False
-        # the system's reason why a worker could not be forked
-        self._not_forked: int | None = None
+        # the system's reasons why workers could not be forked, by rank
+        self._not_forked: dict[int, int] = {}
 
     def exit_descriptors(self) -> Sequence[int]:
         return [] if self._lost or self._withdrawn else [self._channel.fileno()]
@@ -335,8 +337,8 @@ class SupervisorWorkers:
             match received.message:
                 case messages.WorkerStarted(rank, pid):
                     self._ranks[pid] = rank
-                case messages.ForkFailed(_, number):
-                    self._not_forked = number
+                case messages.ForkFailed(rank, number):
+                    self._not_forked[rank] = number
                 case messages.WorkerExited(rank, code):
                     self._codes[rank] = code
                 case _:
@@ -365,8 +367,10 @@ class SupervisorWorkers:
 
     def lost(self) -> str | None:
         """The supervisor's end, where it has ended; a `LaunchError` is raised where no other one would do better."""
-        if self._not_forked is not None:
-            error, count = OSError(self._not_forked, os.strerror(self._not_forked)), len(self._requested)
+        if self._not_forked:
+            self._end_forked()
+            number, count = next(iter(self._not_forked.values())), len(self._requested)
+            error = OSError(number, os.strerror(number))
             raise LaunchError(
                 f"num_processes={count} was requested, but {limit_reached(error, count) or f'a fork failed: {error}'}"
             )
@@ -380,6 +384,16 @@ class SupervisorWorkers:
                 "again."
             )
         return f"the supervisor (process {self._handle.pid}) ended with code {code}" + (f":\n{last}" if last else "")
+
+    def _end_forked(self) -> None:
+        """Kill those that could be forked, and wait for their ends: a launch that follows at once needs their room."""
+        self._channel.try_send(messages.KillGroup())
+        deadline = time.monotonic() + _KILLED_WITHIN
+        while not self._lost and len({*self._codes, *self._not_forked}) < len(self._requested):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
+            self.news()
 
     def close(self) -> None:
         """Close the channel; the supervisor kills whatever is left."""
