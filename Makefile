@@ -46,7 +46,7 @@ NOTEBOOKS ?= $(notdir $(wildcard notebooks/*.ipynb))
 
 # What starts kernels, browsers and ranks of every engine takes half of the time.
 SELECTION := not slow
-OF_PROCESSES := $(addprefix tests/,browser contracts kernel launching notebooks)
+OF_PROCESSES := $(addprefix tests/,browser cli contracts kernel launching notebooks)
 TESTS_SCALE := tests/scale -m '$(SELECTION) and not gpu' -o cache_dir=$(VENV_SCALE)/.pytest_cache
 TESTS_TPU := tests/xla tests/contracts tests/devices -k 'xla or tpu_info' -o cache_dir=$(VENV_TPU)/.pytest_cache
 
@@ -69,7 +69,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 
 help: ## list the commands
 	@echo "make demo    execute notebooks/01_first_run.ipynb on two processes, and say where the result is"
-	@echo "make test    check the code (ruff, mypy), then run the tests that take 8 minutes together on two cores"
+	@echo "make test    check the code (ruff, mypy), then run the tests that take 6 minutes together on two cores"
 	@echo "make test-all    run the tests that make test leaves out: whole kernels, browsers, notebooks and faults"
 	@echo "make test-nodes  run the tests that make hosts out of network namespaces, and a SLURM of its own, where this machine allows it"
 	@echo "make lint    check the code only"

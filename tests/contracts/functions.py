@@ -184,9 +184,9 @@ def saves_in_the_background(folder, goes_wrong):
     writes = BackgroundWrite._run
 
     def slowly(writing):
-        threading.Event().wait(3)  # longer than a worker waits for what was registered for the end of its process
         if goes_wrong:
             writing._work = lambda: Path(folder, "no such folder", "file").touch()
+        threading.Event().wait(0 if goes_wrong else 3)  # longer than a worker waits for what is registered for its end
         writes(writing)
 
     BackgroundWrite._run = slowly

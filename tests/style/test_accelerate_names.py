@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.processes import python
 from tests.style.source_files import ROOT
 
@@ -128,6 +130,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_import_of_the_package_alone_offers_the_modules_that_it_does_in_accelerate() -> None:
     theirs = printed(MODULES)
     assert "accelerate.utils.operations" in theirs

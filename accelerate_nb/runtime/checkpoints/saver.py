@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -195,9 +195,7 @@ class SaveChannel:
     # processes of the run can make: its key is the run's id (`TORCHELASTIC_RUN_ID`), which a launch draws by chance.
 
     def __init__(self, world: World) -> None:
-        store: Any = world.store
-        self.world = world
-        self._store = dist.PrefixStore("accelerate_nb/checkpoint", store.clone())
+        self.world, self._store_of_run = world, world.store
         self._key = os.environ.get("TORCHELASTIC_RUN_ID", "").encode()
         # in a store that was another group's before, its saves do not concern this process; of its own group's none was before it,
         # even if the main process has begun one while this one was still making its Accelerator
@@ -215,6 +213,12 @@ class SaveChannel:
         Finalize(None, report_end, exitpriority=0)
 
     # The store
+
+    @cached_property
+    def _store(self) -> dist.Store:
+        """A connection of its own, made when the first save needs it: torch asks the resolver for the host's name at each."""
+        store: Any = self._store_of_run
+        return dist.PrefixStore("accelerate_nb/checkpoint", store.clone())
 
     def newest(self, *, begins: bool = False) -> int:
         """The number of the main process's newest save, which begins now or has begun."""
@@ -303,8 +307,11 @@ class SaveChannel:
 def _report_end(reference: weakref.ref[SaveChannel]) -> None:
     """The process has reached its end in peace: the others need not miss it."""
     channel = reference()
+    if channel is None or "_store" not in vars(channel):
+        # it was in no save
+        return
     # whichever exception ends an interpreter is kept as its last; that which ends a child is being handled now
-    if channel is not None and sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
+    if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
         # no reply is waited for: the process that holds the store may have gone, of which torch writes its stack into the log
         with suppress(RuntimeError):
             channel._store.set(f"ended/{channel.world.rank}", "")

@@ -216,6 +216,7 @@ def most_sent(run: Run) -> float:
     return BURST_SIZE + 2 * HELD_SIZE + (time.time() - run.started) * BYTES_A_SECOND
 
 
+@pytest.mark.slow
 def test_the_whole_log_stays_on_its_node_and_a_line_names_the_node_and_the_file(
     start: Callable[..., Run], logs: Path, tmp_path: Path
 ) -> None:

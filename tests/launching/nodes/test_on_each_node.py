@@ -222,6 +222,7 @@ def test_an_error_of_one_node_s_own_process_ends_the_run_for_all(tmp_path: Path)
         host.wait(40)
 
 
+@pytest.mark.slow
 def test_a_time_limit_of_node_0_holds_for_all(tmp_path: Path) -> None:
     host, other = launched(waits, folder=tmp_path, timeout=6.0)
     for run in (host, other):

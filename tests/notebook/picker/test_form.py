@@ -357,6 +357,7 @@ def test_a_file_that_cannot_be_loaded_is_reported_and_changes_nothing(tmp_path, 
 # ---------------------------------------------------------------------------------------------------- trying it
 
 
+@pytest.mark.slow
 def test_a_press_tests_the_settings_with_real_workers():
     picker = config_picker(num_processes=2, cpu=True)
     assert picker.checks == []
