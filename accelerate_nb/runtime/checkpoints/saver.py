@@ -195,7 +195,8 @@ class SaveChannel:
     # processes of the run can make: its key is the run's id (`TORCHELASTIC_RUN_ID`), which a launch draws by chance.
 
     def __init__(self, world: World) -> None:
-        self.world, self._store_of_run = world, world.store
+        self.world = world
+        self._store_of_run: Any = world.store
         self._key = os.environ.get("TORCHELASTIC_RUN_ID", "").encode()
         # in a store that was another group's before, its saves do not concern this process; of its own group's none was before it,
         # even if the main process has begun one while this one was still making its Accelerator
@@ -217,7 +218,8 @@ class SaveChannel:
     @cached_property
     def _store(self) -> dist.Store:
         """A connection of its own, made when the first save needs it: torch asks the resolver for the host's name at each."""
-        store: Any = self._store_of_run
+        # held no longer: one that this process hosts ends with the program's own group
+        store, self._store_of_run = self._store_of_run, None
         return dist.PrefixStore("accelerate_nb/checkpoint", store.clone())
 
     def newest(self, *, begins: bool = False) -> int:
