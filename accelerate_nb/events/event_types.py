@@ -356,7 +356,8 @@ class CheckResult:
 
     def display(self, rank: int) -> Display:
         """The check as the event that a worker sends."""
-        return Display(rank, {_CHECK: msgspec.to_builtins(self)}, {}, time.time())
+        text = f"{self.state}: {self.title}" + (f": {self.text}" if self.text else "")
+        return Display(rank, {_CHECK: msgspec.to_builtins(self), "text/plain": text}, {}, time.time())
 
     @staticmethod
     def of(event: Event) -> CheckResult | None:

@@ -208,6 +208,11 @@ class AcceleratorProperties(ProcessMethods):
         return self.state.deepspeed_plugin
 
     @property
+    def deepspeed_config(self) -> dict[str, Any]:
+        """DeepSpeed's configuration in force, of the plugin; an `AttributeError` without DeepSpeed."""
+        return self.deepspeed_plugin.deepspeed_config  # type: ignore[no-any-return]  # the plugin's
+
+    @property
     def deepspeed_engine_wrapped(self) -> Any:
         """DeepSpeed's first engine, wrapped; `None` before `prepare` has made one, an `AttributeError` without DeepSpeed."""
         return self.strategy.deepspeed_engine_wrapped  # type: ignore[attr-defined]  # that of DeepSpeed alone has it

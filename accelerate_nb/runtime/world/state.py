@@ -405,7 +405,9 @@ class AcceleratorState(PartialState):
             PartialState._reset_state()
 
     def __repr__(self) -> str:
-        return PartialState.__repr__(self) + f"\nMixed precision type: {self.mixed_precision}\n"
+        text = PartialState.__repr__(self) + f"\nMixed precision type: {self.mixed_precision}\n"
+        plugin = self.deepspeed_plugin
+        return text if plugin is None else f"{text}ds_config: {plugin.deepspeed_config}\n"
 
 
 def is_initialized() -> bool:

@@ -213,11 +213,13 @@ def two_engines() -> None:
     second = Accelerator()
     assert get_active_deepspeed_plugin(first.state) is of_student
     assert first.deepspeed_engine_wrapped is None
+    assert str(first.state).endswith(f"ds_config: {of_student.deepspeed_config}\n")
     student, loader = net(), DataLoader(samples(), 4)
     student, optimizer, loader = first.prepare(student, torch.optim.SGD(student.parameters(), lr=0.1), loader)
     first.state.select_deepspeed_plugin("teacher")
     assert (of_student.selected, of_teacher.selected) == (False, True)
     assert second.deepspeed_plugin is of_teacher
+    assert second.deepspeed_config is of_teacher.deepspeed_config
     # whose size of batches is that of the student's
     other = second.prepare(net(), loader)[0]
     assert other.train_micro_batch_size_per_gpu() == 4

@@ -86,6 +86,8 @@ class DeepSpeed(Strategy):
         # the engine that trains; a model that is only evaluated has one where its weights are in parts
         self.engine: Any = None
         self._engines: list[Any] = []
+        # the first engine, as Accelerate wraps it; `None` before there is one
+        self.deepspeed_engine_wrapped: preparation.DeepSpeedEngineWrapper | None = None
         self._call = PrepareCall(())
         self._schedules: dict[int, Any] = {}
         # the optimizer that was given, where the engine has one for host memory in its place
@@ -106,11 +108,6 @@ class DeepSpeed(Strategy):
     def deepspeed_plugin(self) -> DeepSpeedPlugin:
         """The plugin in force."""
         return next(plugin for plugin in self._all_plugins if plugin.selected)
-
-    @property
-    def deepspeed_engine_wrapped(self) -> preparation.DeepSpeedEngineWrapper | None:
-        """The first engine, as Accelerate wraps it; `None` before there is one."""
-        return preparation.DeepSpeedEngineWrapper(self._engines[0]) if self._engines else None
 
     def use_parallelism(self, config: ParallelismConfig) -> None:
         """Spread the training as a configuration says; a mesh with sequences has the groups that losses are averaged over."""
@@ -229,6 +226,7 @@ class DeepSpeed(Strategy):
             arguments["mpu"] = self._sequences.register(model, plugin.get_value("train_micro_batch_size_per_gpu"))
         engine, _, _, schedule = self._package.initialize(**arguments)
         self._engines.append(engine)
+        self.deepspeed_engine_wrapped = self.deepspeed_engine_wrapped or preparation.DeepSpeedEngineWrapper(engine)
         if optimizer is not None or (self.engine is None and "optimizer" in plugin.deepspeed_config):
             self.engine = engine
         if self._sequences is not None:
@@ -393,7 +391,7 @@ class DeepSpeed(Strategy):
         for engine in self._engines:
             engine.destroy()
         self._engines.clear()
-        self.engine, self._is_pending = None, False
+        self.engine, self.deepspeed_engine_wrapped, self._is_pending = None, None, False
         if self._sequences is not None:
             self._sequences.release()
         self._schedules.clear()
