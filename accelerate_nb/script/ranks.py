@@ -136,6 +136,7 @@ class ScriptRanks:
             # the first process has failed, which it reports itself, and the launcher ends this one
             threading.Event().wait(_END.total_seconds())
             sys.exit(1)
+        self._group = None
         sys.exit(0)
 
     def _end(self) -> None:
@@ -143,6 +144,8 @@ class ScriptRanks:
         if not hasattr(sys, "last_type"):
             with suppress(_ProcessGoneError):
                 self._broadcast([], timeout=_END)
+        # its threads, which end here, let go of tensors after a broadcast, and a process aborts in which they do so at its very end
+        self._group = None
 
     # what the first process asks for
 

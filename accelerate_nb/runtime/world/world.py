@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -100,11 +102,19 @@ def rank_numbers(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
 def make_default_group(**arguments: Any) -> None:
     """`torch.distributed.init_process_group` with these arguments."""
     dist.init_process_group(**arguments)
+    # gloo's threads let go of tensors after a collective, which takes the interpreter; one that comes to it too late aborts the process
+    atexit.unregister(_wait_for_threads)
+    atexit.register(_wait_for_threads)
     if (device := arguments.get("device_id")) is not None and dist.group.WORLD is not None:
         # a default group that is not the process's first has no list of its ranks, and reads past its end when it is split
         # (`groupRanks` of ProcessGroupNCCL.cpp, torch 2.11): a device mesh would end the process
         backend: Any = dist.group.WORLD._get_backend(torch.device(device))
         backend.options.global_ranks_in_group = list(range(dist.get_world_size()))
+
+
+def _wait_for_threads() -> None:
+    # nothing tells when they have; the sleep leaves them the interpreter
+    time.sleep(0.02)
 
 
 def number_in(environment: Mapping[str, str], name: str, otherwise: int) -> int:
