@@ -132,11 +132,14 @@ class RunRecorder:
             # who reads of it finds the lines that led to it
             self._flush_logs()
         with self._as_far_as_possible():
-            self._file("events.jsonl").write(line)
+            events = self._file("events.jsonl")
+            events.write(line)
+            if is_change:
+                # who reads a line finds what came before it: the nodes, the state of its rank
+                events.flush()
             if isinstance(event, event_types.Metric):
                 self._file("metrics.jsonl").write(line)
-        if is_change or time.monotonic() - self._flushed > _BETWEEN_FLUSHES:
-            # who reads a line finds what came before it: the nodes, the state of its rank
+        if time.monotonic() - self._flushed > _BETWEEN_FLUSHES:
             self.flush()
 
     def status(self, **facts: Any) -> None:

@@ -387,7 +387,7 @@ class SupervisorWorkers:
 
     def _end_forked(self) -> None:
         """Kill those that could be forked, and wait for their ends: a launch that follows at once needs their room."""
-        self._channel.try_send(messages.KillGroup())
+        self.kill()
         deadline = time.monotonic() + _KILLED_WITHIN
         while not self._lost and len({*self._codes, *self._not_forked}) < len(self._requested):
             if time.monotonic() > deadline:

@@ -199,7 +199,7 @@ def at_world_exit(callback: Callable[[], None]) -> None:
 def be_a_group(world: World) -> None:
     """Make a group of this process alone, for what needs one."""
     backend = "nccl" if world.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    make_default_group(backend=backend, store=dist.HashStore(), rank=0, world_size=1)
     at_world_exit(dist.destroy_process_group)
 
 
