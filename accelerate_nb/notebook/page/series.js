@@ -71,7 +71,7 @@ function interpolated(from, to, value) {
 export class Series {
   constructor() {
     Object.assign(this, { x: [], y: [], t: [], sorted: true, last: null }); // `t` is when each came, in seconds since 1970
-    Object.assign(this, { pointCount: 0, notFinite: 0, notPositive: 0 });
+    Object.assign(this, { pointCount: 0, notPositive: 0 });
     // the ends of its steps, of its times, and of the values that are finite
     Object.assign(this, { from: Infinity, to: -Infinity, began: Infinity, ended: -Infinity, least: Infinity, most: -Infinity });
     this.oddAt = null; // the newest value that is not finite: its step, itself, its time
@@ -95,7 +95,6 @@ export class Series {
       this.most = Math.max(this.most, y);
       if (y <= 0) this.notPositive++;
     } else {
-      this.notFinite++;
       this.brokenAt ??= [x, time];
       this.oddAt = [x, y, time];
     }
@@ -127,7 +126,9 @@ export class Series {
     if (!this.length) return null;
     const places = this[along];
     const nearer = (best, at, i) => (Math.abs(at - place) <= Math.abs(places[best] - place) ? i : best);
-    const best = along === "t" || this.sorted ? nearestIndex(places, place) : places.reduce(nearer, 0);
+    let best = lastUpTo(places, place);
+    if (along === "x" && !this.sorted) best = places.reduce(nearer, 0);
+    else if (places[best + 1] - place < place - places[best]) best++;
     // the newest is always known, also where points were thinned
     const newest = along === "t" ? this.ended : this.last[0];
     return Math.abs(newest - place) <= Math.abs(places[best] - place) ? [newest, this.last[1]] : [places[best], this.y[best]];
@@ -170,12 +171,6 @@ export function lastUpTo(values, value) {
     else high = middle - 1;
   }
   return low;
-}
-
-/** The index of the value that is nearest, among values that rise. */
-function nearestIndex(values, value) {
-  const last = lastUpTo(values, value);
-  return last + 1 < values.length && values[last + 1] - value < value - values[last] ? last + 1 : last;
 }
 
 /** A series in columns of pixels, with the nearest points out of sight (`before`, `after`); `place` is where along the axis a point stands. */
@@ -259,11 +254,11 @@ export function newestOf(series) {
 /** Where values are no numbers, in words: "NaN since step 60, on all ranks"; empty where all are finite. */
 export function notFiniteText(series) {
   const broken = [...series].filter(([, { brokenAt }]) => brokenAt);
-  const odd = broken.length ? broken : [...series].filter(([, { notFinite }]) => notFinite);
+  const odd = broken.length ? broken : [...series].filter(([, { oddAt }]) => oddAt);
   if (!odd.length) return "";
   const steps = odd.map(([, { brokenAt, oddAt }]) => (brokenAt ?? oddAt)[0]);
   const where = broken.length ? `since step ${count(Math.min(...steps))}` : `until step ${count(Math.max(...steps))}`;
-  const kinds = odd.map(([, { last, brokenAt, oddAt }]) => (Number.isNaN((brokenAt ? last : oddAt)[1]) ? "NaN" : "infinite"));
+  const kinds = odd.map(([, { oddAt }]) => (Number.isNaN(oddAt[1]) ? "NaN" : "infinite"));
   const ranks = odd.length === series.size ? "all ranks" : `rank${odd.length > 1 ? "s" : ""} ${spans(odd.map(([rank]) => rank))}`;
   return `${kinds.every((kind) => kind === kinds[0]) ? kinds[0] : "not finite"} ${where}${series.size > 1 ? `, on ${ranks}` : ""}`;
 }

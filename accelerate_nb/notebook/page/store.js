@@ -81,15 +81,12 @@ function takeMetric(store, [name, rank, points], time) {
   if (points.length) rankState.newest.set(name, real(points.at(-1)[1]));
   store.points += points.length;
   if (points.length) moved(store, time ?? points.at(-1)[2]);
-  while (store.points > MOST_POINTS) thinLongest(store);
-}
-
-function thinLongest(store) {
-  const curves = [...store.metrics.values()].flatMap((series) => [...series.values()]);
-  store.points = curves.reduce((total, { length }) => total + length, 0);
-  if (store.points <= MOST_POINTS) return;
-  const longest = curves.reduce((most, curve) => (curve.length > most.length ? curve : most));
-  longest.thin();
+  while (store.points > MOST_POINTS) {
+    const curves = [...store.metrics.values()].flatMap((ofRanks) => [...ofRanks.values()]);
+    const longest = curves.reduce((most, other) => (other.length > most.length ? other : most));
+    longest.thin();
+    store.points = curves.reduce((total, { length }) => total + length, 0);
+  }
 }
 
 /** Something has moved at a time; what was before the run is no time. */
@@ -233,7 +230,7 @@ export function progressOf(rankState) {
 }
 
 export function progressText(bar, moving = true) {
-  const parts = [`${count(bar.done)}${bar.ahead > bar.done ? `–${count(bar.ahead)}` : ""}${bar.total === null || bar.total === undefined ? ` ${bar.unit}` : `/${count(bar.total)}`}`];
+  const parts = [`${count(bar.done)}${bar.ahead > bar.done ? `–${count(bar.ahead)}` : ""}${isKnown(bar.total) ? `/${count(bar.total)}` : ` ${bar.unit}`}`];
   if (bar.rate) parts.push(rateText(bar));
   if (moving && bar.rate && bar.total && !bar.closed && bar.done < bar.total) parts.push(`${duration((bar.total - bar.done) / bar.rate)} left`);
   return parts.join(" · ");
@@ -244,11 +241,9 @@ const rateText = ({ rate, unit }) => (rate >= 1 ? `${rate.toFixed(rate < 100 ? 1
 
 export const shareOf = (bar) => (bar?.total ? Math.min(1, bar.done / bar.total) : bar?.closed ? 1 : 0);
 
-const isBounded = (bar) => isKnown(bar.total) && bar.total > 0;
-
 /** The part of the outermost bar that is done, the inner ones counted as parts of one unit of it; null where it has no total. */
 export function shareDone(bars) {
-  if (!bars.length || !isBounded(bars[0])) return null;
+  if (!(bars[0]?.total > 0)) return null;
   const [bar, ...inner] = bars;
   return Math.min(1, (bar.done + (bar.done < bar.total ? (shareDone(inner) ?? 0) : 0)) / bar.total);
 }
@@ -256,7 +251,7 @@ export function shareDone(bars) {
 /** epoch 6/14: while something moves inside of it, the unit that is being done. */
 export function labelOf(bar, isOuter) {
   const name = bar.label === "progress" ? "" : bar.label;
-  if (!isBounded(bar)) return [name, count(bar.done), bar.unit].filter(Boolean).join(" ");
+  if (!(bar.total > 0)) return [name, count(bar.done), bar.unit].filter(Boolean).join(" ");
   const done = isOuter ? Math.min(bar.done + 1, bar.total) : bar.done;
   return [name, `${count(done)}/${count(bar.total)}`].filter(Boolean).join(" ");
 }
@@ -267,7 +262,7 @@ const SILENT_STEPS = 4; // and so many steps' time
 /** Seconds that one unit of the outermost bar takes: by its own rate, or else by those inside of it; null where nothing says. */
 function secondsOfUnit([bar, ...inner]) {
   if (bar.rate > 0) return 1 / bar.rate;
-  if (!inner.length || !isBounded(inner[0])) return null;
+  if (!(inner[0]?.total > 0)) return null;
   const unit = secondsOfUnit(inner);
   return unit === null ? null : unit * inner[0].total;
 }

@@ -143,9 +143,9 @@ def test_a_band_of_ranks_that_report_at_different_steps_does_not_zigzag(page: An
     assert bands[1] == [[0, 2, 1]] * 3
 
 
-def test_what_is_not_finite_is_counted_and_left_out(page: Any) -> None:
+def test_what_is_not_finite_is_known_and_left_out(page: Any) -> None:
     points = [[0, 1.0, 0], [1, "nan", 0], [2, "inf", 0], [3, "-inf", 0], [4, 3.0, 0]]
-    read = "(({notFinite, least, most, last}) => [notFinite, least, most, last])(store.metrics.get('loss').get(0))"
+    read = "(({oddAt, least, most, last}) => [oddAt[0], least, most, last])(store.metrics.get('loss').get(0))"
     assert _store(page, [start(1), {"seq": 2, "metrics": [["loss", 0, points]]}], read) == [3, 1, 3, [4, 3]]
 
 
