@@ -2,7 +2,7 @@
 
 /** A number as a person reads it: four digits that matter, or so many. */
 export function number(value, digits = 4) {
-  if (value === null || value === undefined) return "–";
+  if (!isKnown(value)) return "–";
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -23,7 +23,7 @@ const grouped = new Intl.NumberFormat("en"); // made once: `toLocaleString` make
 
 /** How many of something: 1,234, or 12.3 M where that is shorter. */
 export function count(value) {
-  if (value === null || value === undefined) return "?";
+  if (!isKnown(value)) return "?";
   if (value >= 1e9) return `${(value / 1e9).toFixed(2)} G`;
   if (value >= 1e6) return `${(value / 1e6).toFixed(2)} M`;
   return Number.isInteger(value) ? grouped.format(value) : value.toFixed(1);
@@ -67,10 +67,8 @@ export function ofBytes(used, total) {
   return a.endsWith(` ${unit}`) ? `${a.split(" ")[0]}/${b}` : `${a}/${b}`;
 }
 
-export function clockTime(seconds) {
-  const at = new Date(seconds * 1000);
-  return `${at.toLocaleTimeString("en-GB")}.${String(at.getMilliseconds()).padStart(3, "0")}`;
-}
+const timeOfDay = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
+export const clockTime = (seconds) => timeOfDay.format(seconds * 1000);
 
 /** Whether the kernel has said a value. */
 export const isKnown = (value) => value !== null && value !== undefined;
