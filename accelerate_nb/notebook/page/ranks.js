@@ -181,7 +181,7 @@ export const ranksName = ({ first, last }) => (first === last ? `rank ${first}` 
 /** A node's heading, above the rows of its ranks: a button that folds them away. */
 class NodeRow {
   constructor(node, toggle) {
-    Object.assign(this, { node, chip: chip() });
+    this.chip = chip();
     this.detail = span("anb-node-detail");
     this.load = span("anb-node-detail anb-node-load");
     this.name = h(
@@ -211,8 +211,8 @@ export class Ranks {
   constructor(view) {
     Object.assign(this, { view, store: view.store });
     this.rowHeight = 27; // pixels
-    this.rows = new Map(); // "first–last" of the ranks that share it -> RankRow
-    this.nodeRows = new Map(); // number of a node -> NodeRow
+    this.rows = new Map(); // number of the node, and "first–last" of the ranks that share it -> RankRow
+    this.nodeRows = new Map(); // node -> NodeRow
     this.unfolded = new Set(); // numbers of nodes whose ranks have a row each; null is that of a run without nodes
     this.folded = new Set(); // numbers of nodes whose ranks are out of sight
     this.cells = new Map(); // rank -> its cell of the overview
@@ -220,8 +220,7 @@ export class Ranks {
     this.strip = h("div", { class: "anb-strip", role: "group", "aria-label": "all ranks", onkeydown: (event) => this.stripKey(event) });
     this.header = tableRow("anb-header");
     this.table = h("div", { class: "anb-table", role: "table", "aria-label": "ranks" }, this.header);
-    this.box = div("anb-table-box", this.table);
-    this.box.addEventListener("scroll", () => this.draw());
+    this.box = h("div", { class: "anb-table-box", onscroll: () => this.draw() }, this.table);
     this.stepLegend = legend("step", PHASES);
     this.memoryLegend = legend("memory", MEMORY);
     this.causes = h("div", { class: "anb-causes", role: "group", "aria-label": "What makes steps slow", hidden: true });
@@ -316,14 +315,12 @@ export class Ranks {
     const number = node?.node ?? null;
     const rows = [];
     if (node) {
-      let row = this.nodeRows.get(number);
-      if (row?.node !== node) {
-        const toggle = () => {
-          if (!this.folded.delete(number)) this.folded.add(number);
-          this.draw();
-        };
-        this.nodeRows.set(number, (row = new NodeRow(node, toggle)));
-      }
+      const toggle = () => {
+        if (!this.folded.delete(number)) this.folded.add(number);
+        this.draw();
+      };
+      if (!this.nodeRows.has(node)) this.nodeRows.set(node, new NodeRow(node, toggle));
+      const row = this.nodeRows.get(node);
       rows.push({ row, draw: () => row.draw(ranks, !this.folded.has(number), this.store.loads.get(number)) });
       if (this.folded.has(number)) return rows;
     }
@@ -332,10 +329,9 @@ export class Ranks {
     this.canFold ||= isUnfolded && folded.length < ranks.length;
     for (const group of isUnfolded ? ranks.map((rankState) => [rankState]) : folded) {
       const [{ rank }, last] = [group[0], group.at(-1).rank];
-      const key = `${rank}–${last}`;
+      const key = `${number} ${rank}–${last}`;
       const unfold = () => {
-        const [owner] = ranksOfNodes(this.store).find(([, ofNode]) => ofNode.some((rankState) => rankState.rank === rank));
-        this.unfolded.add(owner?.node ?? null);
+        this.unfolded.add(number);
         this.draw();
         // the button that was pressed has gone
         this.fold.focus();
