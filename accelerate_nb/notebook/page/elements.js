@@ -41,10 +41,7 @@ export function show(element, shown) {
 /** Gives a view its `root` in the page, which keeps keys from the notebook, and `announce`, which speaks to those who hear the page. */
 export function buildRoot(view, label, ...content) {
   const live = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
-  view.announce = (text, again = false) => {
-    if (again) live.textContent = "";
-    setText(live, text);
-  };
+  view.announce = (text) => live.replaceChildren(text); // also where it is what was said last
   view.root = h(
     "div",
     { class: "anb", role: "region", "aria-label": label, "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true" },
@@ -108,8 +105,7 @@ export function chip() {
   return {
     element,
     set(state) {
-      if (element.dataset.state === state) return;
-      element.dataset.state = state;
+      set(element, "data-state", state);
       setText(symbol, SYMBOLS[state] ?? "•");
       setText(text, state);
     },
@@ -163,16 +159,14 @@ export function watchTheme(changed) {
 
 /** Red, green and blue of a colour, however it is written. */
 function pixel(colour) {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = 1;
-  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  const pen = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   pen.fillStyle = colour;
   pen.fillRect(0, 0, 1, 1);
   return pen.getImageData(0, 0, 1, 1).data;
 }
 
 /** A button that copies what `text` returns; its view says so. */
-export function copyButton(label, text, view) {
+export function copyButton(label, text, view, more = {}) {
   const copy = button("anb-plain-btn", label, async () => {
     try {
       await navigator.clipboard.writeText(text());
@@ -188,7 +182,7 @@ export function copyButton(label, text, view) {
     setText(copy, "Copied");
     view.announce("Copied");
     setTimeout(() => setText(copy, label), 1200);
-  });
+  }, more);
   return copy;
 }
 

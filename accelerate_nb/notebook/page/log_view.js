@@ -157,9 +157,8 @@ export class LogView {
   /** What is to be seen, as rows. Asks the page for nothing where it follows, so that many logs make one layout. */
   paint() {
     if (this.ring() !== this.source) this.forget();
-    const { source } = this;
+    const { source, filtered } = this;
     const goneFiltered = this.search();
-    const { filtered } = this;
     const open = this.open().filter((line) => this.passes(line));
     const whole = filtered ? this.filteredLines.length : source.length;
     const lineAt = (i) => (i >= whole ? open[i - whole] : source.at(filtered ? this.filteredLines[i] - source.dropped : i));

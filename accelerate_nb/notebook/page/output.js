@@ -52,7 +52,7 @@ export class Output {
   }
 
   draw() {
-    if (this.select.dataset.ranks !== this.choices().join() || !this.panel.firstChild) this.arrange();
+    if (this.select.dataset.ranks !== this.choices().join()) this.arrange();
     this.drawLogs();
     this.drawTools();
   }

@@ -4,7 +4,7 @@
 // of the widget while the run goes on, then that of the run's report, wherever the page shows it.
 
 import { Charts } from "./charts.js";
-import { buildRoot, div, escaped, readTheme, saveFile, set, watchTheme } from "./elements.js";
+import { buildRoot, div, escaped, h, readTheme, saveFile, set, watchTheme } from "./elements.js";
 import { count, duration, failureText, number, plain } from "./format.js";
 import { Head, noticesOf, RunBar, stacksOf } from "./head.js";
 import { endWithKernel, leaveNote, observeReport, redrawLostPanel, replacePanel, restorePanel, saveNotebook, takeNote, watchKernel, watchSaves } from "./notebook.js";
@@ -188,10 +188,9 @@ export default () => {
 
   /** Puts the panel into the place of a report. The view that showed the run live goes on there: what is chosen and searched in it stays. */
   function openInReport(model, report) {
-    const place = document.createElement("div");
+    const place = h("div", {}, h("style", {}, model.get("_css")));
     report.before(place);
     report.hidden = true;
-    place.append(Object.assign(document.createElement("style"), { textContent: model.get("_css") }));
     // the notebook may take the view out of the page before its cleanup is called, or after
     const view = [...closingViews, ...store.views].find(({ root }) => !root.isConnected);
     if (!view) return void new View(store, place, sender(model));
