@@ -20,16 +20,13 @@ export class Chart {
     Object.assign(this, { name, charts, logarithmic: false, visible: false, drawn: "" });
     this.plotted = null; // uPlot's chart, made anew where its lines or colours are others
     [this.value, this.how, this.note] = [span("anb-chart-value"), span("anb-chart-how"), span("anb-chart-note")];
-    this.tip = div("anb-tip");
+    this.tip = h("div", { class: "anb-tip", hidden: true });
     const toggleLog = () => {
       this.logarithmic = !this.logarithmic;
       set(this.log, "aria-pressed", this.logarithmic);
-      this.draw(true);
+      this.draw();
     };
-    const toggleSize = () => {
-      set(this.size, "aria-pressed", this.element.classList.toggle("anb-large"));
-      this.draw(true);
-    };
+    const toggleSize = () => set(this.size, "aria-pressed", this.element.classList.toggle("anb-large"));
     this.log = button("anb-mini", "log", toggleLog, { "aria-pressed": "false", "aria-label": `${name}: logarithmic scale` });
     this.size = button("anb-mini", "⤢", toggleSize, { "aria-pressed": "false", "aria-label": `${name}: large`, title: "large" });
     const png = button("anb-mini anb-only-large", "PNG", () => this.savePicture(), { "aria-label": `${name}: save as PNG` });
@@ -45,7 +42,6 @@ export class Chart {
       this.plot,
       this.tip,
     );
-    show(this.tip, false);
   }
 
   get series() {
@@ -66,8 +62,8 @@ export class Chart {
     return this.charts.lineNames?.[rank] ?? (this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : otherwise);
   }
 
-  draw(force = false) {
-    this.paintChanges(force);
+  draw() {
+    this.paintChanges();
     this.drawValues();
   }
 
@@ -76,13 +72,11 @@ export class Chart {
     if (this.charts.cross !== null) this.drawCross();
   }
 
-  paintChanges(force = false) {
-    if (force || !this.width) this.measure();
+  paintChanges() {
     const { width, height, charts } = this;
-    let points = 0;
-    for (const curve of this.series.values()) points += curve.pointCount;
+    const points = [...this.series.values()].reduce((sum, { pointCount }) => sum + pointCount, 0);
     const state = [width, height, charts.band, charts.axis.kind, charts.zoom, charts.smoothing, this.logarithmic, charts.view.palette.key, points, charts.store.knobChanges.length].join();
-    if (!width || this.isNumber || (!force && state === this.drawn)) return;
+    if (!width || this.isNumber || state === this.drawn) return;
     this.drawn = state;
     this.range = this.seenRange();
     const lines = this.banded ? this.band() : this.lines();
@@ -94,12 +88,6 @@ export class Chart {
     }
     if (this.plotted.width !== width || this.plotted.height !== height) this.plotted.setSize({ width, height });
     this.plotted.setData([this.places, ...lines.map(({ values }) => values)]);
-  }
-
-  // The browser lays the page out anew when it is asked for a size after a change: asked only when it may be another.
-  measure() {
-    this.width = this.plot.clientWidth;
-    this.height = this.plot.clientHeight;
   }
 
   /** The part of the axis, and the least and most of the values in it. */
@@ -325,7 +313,7 @@ export class Chart {
     else if (factor) this.charts.setZoom([at - (to - from) * factor, at + (to - from) * factor]);
     else {
       this.charts.moveCross(Math.min(to, Math.max(from, goal)), this);
-      this.charts.view.announce(this.reading(), true);
+      this.charts.view.announce(this.reading());
     }
   }
 

@@ -40,8 +40,7 @@ export class Charts {
     this.showAll = button("anb-plain-btn", "Show all", () => this.setZoom(null), { title: "end the zoom; a double click on a chart does the same" });
     this.bandButton = button("anb-plain-btn", "Band", () => this.redraw({ bandChosen: !this.band }), { title: "mean and range of all ranks, instead of a line for each" });
     this.tableButton = button("anb-plain-btn", "Table", toggleTable, { title: "the numbers as a table" });
-    this.frameButton = copyButton("Copy as DataFrame", dataFrame, this.view);
-    set(this.frameButton, "title", "copy a line of code that reads all values with pandas");
+    this.frameButton = copyButton("Copy as DataFrame", dataFrame, this.view, { title: "copy a line of code that reads all values with pandas" });
     const tools = div("anb-tools", this.search, h("label", { class: "anb-smoothing" }, "smooth", smoothing), this.axes, this.showAll, this.bandButton, this.tableButton, csv, this.frameButton);
     this.element = section("metrics", "Metrics", tools, this.grid, this.numbers);
     show(this.element, false); // not even until the first painting
@@ -49,11 +48,11 @@ export class Charts {
       for (const entry of entries) entry.target.anbChart.visible = entry.isIntersecting;
       view.draw();
     });
-    this.sized = new ResizeObserver(() => {
-      for (const chart of this.charts.values()) chart.measure();
+    // asked for a size after a change, the browser would lay the page out anew: it tells of those that are others
+    this.sized = new ResizeObserver((entries) => {
+      for (const { target } of entries) Object.assign(target.anbChart, { width: target.clientWidth, height: target.clientHeight });
       view.draw();
     });
-    this.sized.observe(this.grid);
   }
 
   /** Whether a chart of this name is shown: its name holds what is searched, in any case. */
@@ -94,13 +93,13 @@ export class Charts {
 
   setZoom(zoom) {
     this.redraw({ zoom });
-    if (zoom) this.view.announce(`from ${this.axis.marks(zoom).join(" to ")}`, true);
+    if (zoom) this.view.announce(`from ${this.axis.marks(zoom).join(" to ")}`);
   }
 
   /** Draws all charts with what was chosen for them anew: their axis, its zoom, how smooth, lines or a band. */
   redraw(chosen) {
     Object.assign(this, chosen, { cross: null });
-    for (const chart of this.charts.values()) if (chart.visible) chart.draw(true);
+    for (const chart of this.charts.values()) if (chart.visible) chart.draw();
     this.view.draw();
   }
 
