@@ -92,7 +92,7 @@ function knobRow(view, name) {
   const element = h("form", { class: "anb-knob", onsubmit: send }, span("anb-knob-name", name), input, button("", "Set", null, { type: "submit", "aria-label": `Set knob ${name}` }), hint);
   const draw = ({ value, least, most }, error) => {
     if (asked === value || error) {
-      if (asked !== null) view.announce(error ?? `${name} is ${knobText(value)} on all ranks`, true);
+      if (asked !== null) view.announce(error ?? `${name} is ${knobText(value)} on all ranks`);
       asked = null;
     }
     if (shown !== value && document.activeElement !== input) input.value = String((shown = value));
@@ -185,17 +185,16 @@ export function profileText(ranks) {
 /** The newest profiles: of one rank, which a person may choose. */
 export function profilesOf(view) {
   const { store } = view;
-  let chosen = null; // the rank that is shown
-  let picked = false; // whether a person has chosen it
+  let chosen = null; // the rank that a person has chosen among those of the newest profile
   let newestNumber = 0; // of the newest profile
   let drawn = null;
   const pick = () => {
-    [chosen, picked] = [Number(select.value), true];
+    chosen = Number(select.value);
     draw();
   };
   const requestTrace = () => {
-    view.send({ do: "trace", rank: chosen });
-    view.announce(`Requested the trace of rank ${chosen}`);
+    view.send({ do: "trace", rank: Number(select.value) });
+    view.announce(`Requested the trace of rank ${select.value}`);
   };
   const select = h("select", { class: "anb-select", "aria-label": "rank whose profile is shown", onchange: pick });
   const [head, path] = [span("anb-profile-head"), span("anb-trace-path")];
@@ -209,15 +208,15 @@ export function profilesOf(view) {
     show(element, newest.length > 0);
     if (!newest.length) return;
     const { number } = newest[0].profile;
-    picked &&= number === newestNumber;
-    if (!picked) chosen = newest[0].rank;
-    if (number > newestNumber) view.announce(`Profile: ${profileHead(newest[0].rank, newest[0].profile)}`, true);
+    if (number !== newestNumber) chosen = null;
+    const rank = chosen ?? newest[0].rank;
+    if (number > newestNumber) view.announce(`Profile: ${profileHead(newest[0].rank, newest[0].profile)}`);
     newestNumber = number;
     show(select, store.ranks.size > 1);
     setRanks(select, newest.map(({ rank }) => rank).sort((a, b) => a - b));
-    select.value = String(chosen);
-    const { profile } = store.ranks.get(chosen);
-    setText(head, profileHead(chosen, profile));
+    select.value = String(rank);
+    const { profile } = store.ranks.get(rank);
+    setText(head, profileHead(rank, profile));
     show(download, view.canAct && profile.trace !== "");
     show(trace, profile.trace !== "");
     setText(path, profile.trace);
