@@ -35,8 +35,8 @@ class CliParser(argparse.ArgumentParser):
         raise ConfigurationError(" ".join(filter(None, (f"{message}.", suggestion, help_is))))
 
 
-class _DeprecatedFlag(argparse.Action):
-    """A former spelling of the flag `const`: it works, and warns."""
+class _SettingText(argparse.Action):
+    """The text of a setting, with its flag as it was typed; a former spelling of the flag `const` warns."""
 
     def __call__(
         self,
@@ -45,8 +45,9 @@ class _DeprecatedFlag(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        warn_deprecated(str(option_string), str(self.const))
-        setattr(namespace, self.dest, values)
+        if self.const is not None:
+            warn_deprecated(str(option_string), str(self.const))
+        setattr(namespace, self.dest, (option_string, values))
 
 
 def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
@@ -67,12 +68,9 @@ def add_config_file(parser: argparse._ActionsContainer, help: str) -> None:
 
 def given_settings(arguments: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, Any]:
     """The values of these settings on a command line, checked; `ConfigurationError` names an invalid value."""
-    texts = {name: text for name, text in vars(arguments).items() if name.startswith(_PREFIX)}
-    return {
-        setting.name: setting.parse(texts[_PREFIX + setting.name], f"{setting.flag} was given")
-        for setting in settings
-        if _PREFIX + setting.name in texts
-    }
+    given = vars(arguments)
+    typed = [(setting, *given[_PREFIX + setting.name]) for setting in settings if _PREFIX + setting.name in given]
+    return {setting.name: setting.parse(text, f"{flag} was given") for setting, flag, text in typed}
 
 
 def _add(parser: argparse._ArgumentGroup, setting: Setting) -> None:
@@ -83,18 +81,20 @@ def _add(parser: argparse._ArgumentGroup, setting: Setting) -> None:
     has_default = setting.default not in (None, "", False) and not isinstance(setting.default, dict)
     text = (setting.help + (f" (default: {setting.default})" if has_default else "")).replace("%", "%%")
     if isinstance(setting.value_type, Boolean):
-        parser.add_argument(*shown, **common, action="store_const", const="yes", help=text)
+        common["action"] = "store_const"
+        parser.add_argument(*shown, **common, const=(setting.flag, "yes"), help=text)
         if others:
-            parser.add_argument(*others, **common, action="store_const", const="yes", help=argparse.SUPPRESS)
+            parser.add_argument(*others, **common, const=(setting.flag, "yes"), help=argparse.SUPPRESS)
         negated = ["--" + separator.join(["no", name[2:]]) for name in (setting.flag, *others) for separator in "-_"]
-        parser.add_argument(*negated, **common, action="store_const", const="no", help=argparse.SUPPRESS)
+        parser.add_argument(*negated, **common, const=(setting.flag, "no"), help=argparse.SUPPRESS)
         return
+    common["action"] = _SettingText
     placeholder = "{" + ",".join(setting.choices) + "}" if setting.choices else setting.value_type.PLACEHOLDER
     parser.add_argument(*shown, **common, metavar=placeholder, help=text)
     if others:
         parser.add_argument(*others, **common, metavar=placeholder, help=argparse.SUPPRESS)
     if former:
-        parser.add_argument(*former, **common, action=_DeprecatedFlag, const=setting.flag, help=argparse.SUPPRESS)
+        parser.add_argument(*former, **common, const=setting.flag, help=argparse.SUPPRESS)
 
 
 def spellings(name: str) -> tuple[str, ...]:

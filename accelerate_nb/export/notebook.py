@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from accelerate_nb.errors import ExportError
+from accelerate_nb.errors import ConfigurationError, ExportError
 
 CellKind = Literal["code", "markdown", "raw"]
 
@@ -65,10 +65,12 @@ def _content(path: Path) -> Any:
         return json.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         other = path.with_name(path.name + ".ipynb")
-        hint = f" Did you mean {other}?" if other.exists() else ""
-        raise ExportError(f"{path} was to be read as a notebook, but there is no such file.{hint}") from None
+        hint = f"Did you mean {other}?" if other.exists() else "Correct its path."
+        raise ConfigurationError(f"{path} was to be read as a notebook, but there is no such file. {hint}") from None
     except IsADirectoryError:
-        raise ExportError(f"{path} was to be read as a notebook, but it is a folder. Name a file in it.") from None
+        raise ConfigurationError(
+            f"{path} was to be read as a notebook, but it is a folder. Name a file in it."
+        ) from None
     except OSError as error:
         raise ExportError(
             f"{path} was to be read as a notebook, but it can't be: {error.strerror}. Give yourself the permission to read it."

@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from accelerate_nb.errors import ExportError
+from accelerate_nb.errors import ConfigurationError, ExportError
 from accelerate_nb.export.notebook import NotebookCell, read
 from tests.export.making import code, markdown, notebook
 
@@ -105,7 +105,7 @@ def test_what_is_no_notebook_is_reported_in_one_line(tmp_path, content, message)
 
 def test_a_missing_and_an_unreadable_file_are_reported(tmp_path):
     notebook(tmp_path / "train.ipynb", "x")
-    with pytest.raises(ExportError, match=r"no such file\. Did you mean .*train\.ipynb\?"):
+    with pytest.raises(ConfigurationError, match=r"no such file\. Did you mean .*train\.ipynb\?"):
         read(tmp_path / "train")
     (tmp_path / "locked.ipynb").symlink_to(tmp_path / "locked.ipynb")
     with pytest.raises(ExportError, match="can't be: "):

@@ -68,7 +68,7 @@ def test_a_syntax_error_elsewhere_keeps_its_place(tmp_path):
 def test_errors_of_this_package_show_none_of_its_lines(tmp_path):
     text = raised(exported(tmp_path, "from accelerate_nb.export.notebook import read\nread('nothing')"))
     assert "accelerate_nb/export" not in text
-    assert text.endswith("but there is no such file.\n")
+    assert text.endswith("but there is no such file. Correct its path.\n")
     # an error of Python's own shows where it was raised
     text = raised(exported(tmp_path, "from accelerate_nb.export.script import as_script\nas_script(3)"))
     assert "accelerate_nb/export/script.py" in text

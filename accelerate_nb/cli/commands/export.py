@@ -86,11 +86,11 @@ def _refuse(output: Path, notebook: Path, *, force: bool) -> None:
 
     request = f"{notebook} was to be exported to {output}"
     if output.is_dir():
-        raise ExportError(
+        raise ConfigurationError(
             f"{request}, which is a folder. Name a file in it: -o {output / notebook.with_suffix('.py').name}"
         )
     if output.exists() and output.samefile(notebook):
-        raise ExportError(f"{request}, which is the notebook itself. Name another file.")
+        raise ConfigurationError(f"{request}, which is the notebook itself. Name another file.")
     if not output.exists() or force:
         return
     try:

@@ -74,19 +74,19 @@ def test_a_notebook_that_cant_be_a_script_leaves_what_is_there(train, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "message"),
     [
-        (["nothing.ipynb"], "there is no such file"),
-        (["nothing.py"], "there is no such file"),
-        (["."], "it is a folder"),
-        (["train.ipynb", "-o", "."], "which is a folder. Name a file in it: -o train.py"),
-        (["train.ipynb", "-o", "train.ipynb", "--force"], "which is the notebook itself"),
-        (["train.ipynb", "-o", "no/folder/train.py"], "it can't be: No such file or directory"),
+        (["nothing.ipynb"], 2, "there is no such file. Correct its path"),
+        (["nothing.py"], 2, "there is no such file"),
+        (["."], 2, "it is a folder"),
+        (["train.ipynb", "-o", "."], 2, "which is a folder. Name a file in it: -o train.py"),
+        (["train.ipynb", "-o", "train.ipynb", "--force"], 2, "which is the notebook itself"),
+        (["train.ipynb", "-o", "no/folder/train.py"], 1, "it can't be: No such file or directory"),
     ],
 )
-def test_what_cant_be_read_or_written_is_reported_in_one_line(train, monkeypatch, capsys, words, message):
+def test_what_cant_be_read_or_written_is_reported_in_one_line(train, monkeypatch, capsys, words, code, message):
     monkeypatch.chdir(train.parent)
-    assert main(["export", *words]) == 1
+    assert main(["export", *words]) == code
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -309,7 +309,7 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
         (["--no_python", "no_such_program"], 2, "there is no such program"),
         (["-m", "--no_python", "x"], 2, "-m and --no_python were both given"),
         (["broken.py"], 1, "SyntaxError: '(' was never closed"),
-        (["none.ipynb"], 1, "no such file"),
+        (["none.ipynb"], 2, "no such file"),
         (["--only-rank", "x", "script.py"], 2, "should be ranks, such as 0 or 0,2"),
         ([*TWO, "--only-rank", "2", "script.py"], 2, "there are only ranks 0 to 1"),
         (["--engine", "inline", "-n", "2", "script.py"], 1, "this process is only one"),
@@ -354,7 +354,7 @@ def test_a_range_of_machines_is_the_fewest_and_the_most():
     assert what == ["train.py"]
     launching = request.config.launching
     assert (launching.min_nodes, launching.num_nodes, launching.max_restarts) == (1, 2, 3)
-    with pytest.raises(ConfigurationError, match=r"--num-nodes was given 'two', .*the fewest and the most"):
+    with pytest.raises(ConfigurationError, match=r"--num_machines was given 'two', .*the fewest and the most"):
         read("--num_machines", "two", "train.py")
 
 
