@@ -18,6 +18,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult, left_out_text
 from accelerate_nb.launching.worker_group import Stop
+from accelerate_nb.reports.text_format import counted
 from accelerate_nb.user_warnings import warn_user
 
 # How often a front end may draw, in seconds.
@@ -221,9 +222,8 @@ class Run:
         return self._control.stacks()
 
     def __repr__(self) -> str:
-        ranks = len(self.ranks)
-        count = f"{ranks} rank{'' if ranks == 1 else 's'}"
-        return f"<Run of {self.name}: {self.state}, {count}, output in {shown_path(self.folder)}>"
+        ranks = counted(len(self.ranks), "rank")
+        return f"<Run of {self.name}: {self.state}, {ranks}, output in {shown_path(self.folder)}>"
 
     def _ipython_display_(self) -> None:
         self._front_end.show(self)

@@ -67,8 +67,9 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: `1 line`, `1,200 lines`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """A number of things: `1 line`, `1,200 lines`, `2 processes`."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def left_out(count: int, shown: int, noun: str) -> list[str]:

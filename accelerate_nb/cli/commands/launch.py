@@ -21,6 +21,7 @@ from accelerate_nb.cli.parser import add_config_file, add_settings, spellings
 from accelerate_nb.config.environment import set_variables
 from accelerate_nb.config.run_config import differing
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.reports.text_format import counted
 
 if TYPE_CHECKING:
     from accelerate_nb.cli.launching.notebook_program import NotebookProgram
@@ -238,7 +239,7 @@ def _run_program(
     run, size = conductor.facts, len(conductor.view.ranks)
     check_ranks(request, size)
     name = shlex.quote(run.folder.name)
-    print(f"{run.name} runs detached on {size} rank{'' if size == 1 else 's'} ({run.why}).")
+    print(f"{run.name} runs detached on {counted(size, 'rank')} ({run.why}).")
     print(f"  accelerate-nb runs attach {name}    its output, live; an interrupt leaves it alone")
     print(f"  accelerate-nb runs stop {name}      stop it after a step that all ranks share")
     print(f"  accelerate_nb.attach({run.folder.name!r})    the same in a notebook")

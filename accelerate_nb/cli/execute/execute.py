@@ -17,6 +17,7 @@ from accelerate_nb.errors import ConfigurationError, ExportError, MissingExtraEr
 from accelerate_nb.export.magics import plain
 from accelerate_nb.export.notebook import Notebook, read
 from accelerate_nb.export.parameters import TAG, parameters_of
+from accelerate_nb.reports.text_format import counted
 from accelerate_nb.script.options import read as read_options
 
 NAME = "accelerate-nb"
@@ -139,7 +140,7 @@ def print_plan(request: ExecuteRequest) -> int:
     """Print what would be done; gives the exit code."""
     cells = sum(cell.number is not None for cell in request.notebook.cells)
     print(
-        f"{request.notebook.path} would be executed: {cells} cells of code, in {request.notebook.path.absolute().parent}"
+        f"{request.notebook.path} would be executed: {counted(cells, 'code cell')}, in {request.notebook.path.absolute().parent}"
     )
     print(f"It would be written to {request.output}")
     if request.values:

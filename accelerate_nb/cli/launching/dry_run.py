@@ -20,7 +20,7 @@ from accelerate_nb.launching.nodes.run_nodes import node_environment
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.notebook.display.text import standard_sink
 from accelerate_nb.notebook.display.text_output import LabelledLine
-from accelerate_nb.reports.text_format import aligned
+from accelerate_nb.reports.text_format import aligned, counted
 from accelerate_nb.worker.program import Executable, Program, PythonModule
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def _workers(
 
 def _nodes(request: LaunchRequest, choice: Placement, nodes: Nodes) -> Iterator[Section]:
     roster, inherits = nodes.roster, nodes.inherits_environment
-    sizes = [(name, f"{size} processes") for name, size in zip(roster.names, roster.sizes, strict=True)]
-    yield "Nodes", [*sizes, *((host.name, f"a spare for {host.slots} processes") for host in roster.spares)]
+    sizes = [(name, counted(size, "process")) for name, size in zip(roster.names, roster.sizes, strict=True)]
+    yield "Nodes", [*sizes, *((host.name, f"a spare for {counted(host.slots, 'process')}") for host in roster.spares)]
     found = node_environment(request.config, choice).environ if inherits else variables(request, choice)
     title = "Environment of every process" + (", beside that of its node" if inherits else "")
     yield title, sorted({**found, **request.variables}.items())

@@ -14,6 +14,7 @@ from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.formats import flags
 from accelerate_nb.config.run_config import differing
 from accelerate_nb.errors import ConfigurationError, LaunchError
+from accelerate_nb.reports.text_format import counted
 
 _TIMEOUT = 60.0
 # The variable of a job whose run others attach to.
@@ -223,7 +224,7 @@ def launch_job(job: SlurmJob, request: LaunchRequest, what: Sequence[str], *, is
     folder.mkdir(parents=True, exist_ok=True)
     number = submit(script)
     runs = shlex.quote(str(folder / f"slurm_{number}"))
-    print(f"Job {number} of SLURM launches {name} on {job.nodes} node{'' if job.nodes == 1 else 's'}.")
+    print(f"Job {number} of SLURM launches {name} on {counted(job.nodes, 'node')}.")
     print(f"  squeue --job {number}    whether it has begun")
     print(f"  accelerate-nb runs attach --folder {runs}    its output, live, once it has begun")
     print(f"  scancel --batch --signal=TERM {number}    stop it after a step that all ranks share; twice: at once")

@@ -25,7 +25,7 @@ from accelerate_nb.notebook.host import NotebookHost
 from accelerate_nb.notebook.runs import ComparedRuns, compared_runs, runs
 from accelerate_nb.reports.run_table import RunTable
 from accelerate_nb.reports.summary import device_text
-from accelerate_nb.reports.text_format import aligned, time_text
+from accelerate_nb.reports.text_format import aligned, counted, time_text
 from accelerate_nb.user_warnings import warn_user
 
 
@@ -70,7 +70,9 @@ class SessionCommands:
         for rank in _checked(options.rank, session) or session.view.ranks:
             count = session.view.line_count_of(rank)
             tail = session.view.tail(rank, options.lines)
-            print_message(f"rank {rank}: {f'the last {len(tail)} of ' if count > len(tail) else ''}{count:,} lines")
+            print_message(
+                f"rank {rank}: {f'the last {len(tail)} of ' if count > len(tail) else ''}{counted(count, 'line')}"
+            )
             print_message("\n".join(f"  {line.text}" for line in tail))
         print_message(f"All of it: {shown_path(session.folder)}")
 
@@ -210,7 +212,6 @@ class SessionStatus:
             ("runs", f"{item.name} on {of_ranks(item.ranks)}, for {time_text(time.time() - item.started)}")
             for item in session.busy
         ]
-        count = "1 process" if session.size == 1 else f"{session.size} processes"
         busy = {rank: item.name for item in session.busy for rank in item.ranks}
         rows = [("rank", "state", "device", "lines")]
         for glance in session.view.glances():
@@ -218,7 +219,7 @@ class SessionStatus:
             devices = ", ".join(device_text(device) for device in glance.devices.values())
             is_over = glance.state in OVER
             rows.append((str(glance.rank), glance.state if is_over else does, devices or "-", f"{glance.line_count:,}"))
-        return cls(f"A session of {count} {state}", tuple(facts), tuple(rows))
+        return cls(f"A session of {counted(session.size, 'process')} {state}", tuple(facts), tuple(rows))
 
     def __repr__(self) -> str:
         width = max((len(name) for name, _ in self.facts), default=0)

@@ -276,6 +276,7 @@ def test_a_dry_run_prints_and_starts_nothing(tmp_path, capsys):
     before = path.read_bytes()
     assert main(["launch", str(path), "--execute", "--dry-run", "-n", "2", "--", "--lr", "2"]) == 0
     output = capsys.readouterr().out
+    assert "would be executed: 1 code cell, in" in output
     assert "lr = 2\n" in output
     assert "ACCELERATE_NB_NUM_PROCESSES=2\n" in output
     assert path.read_bytes() == before
