@@ -44,9 +44,8 @@ def find(environment: Mapping[str, str], given: str | Path | None = None) -> Pat
         return None
     path = Path(given).expanduser()
     if not os.path.isfile(path):
-        raise ConfigurationError(
-            f"The configuration file {path} was requested, and does not exist, or its folder can't be searched. Correct its path."
-        )
+        found = "is a folder" if os.path.isdir(path) else "does not exist, or its folder can't be searched"
+        raise ConfigurationError(f"The configuration file {path} was requested, and {found}. Correct its path.")
     return path
 
 

@@ -230,7 +230,7 @@ def _default(arguments: argparse.Namespace) -> int:
 
 def _update(arguments: argparse.Namespace) -> int:
     path = _config_path(arguments)
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise ConfigurationError(
             f"The configuration file {path} was to be updated, and does not exist. Correct its path, or write one with "
             "`accelerate-nb config`."

@@ -126,7 +126,8 @@ def _workers(
 def _nodes(request: LaunchRequest, choice: Placement, nodes: Nodes) -> Iterator[Section]:
     roster, inherits = nodes.roster, nodes.inherits_environment
     sizes = [(name, counted(size, "process")) for name, size in zip(roster.names, roster.sizes, strict=True)]
-    yield "Nodes", [*sizes, *((host.name, f"a spare for {counted(host.slots, 'process')}") for host in roster.spares)]
+    spares = [(host.name, f"a spare for {counted(host.slots or 0, 'process')}") for host in roster.spares]
+    yield "Nodes", [*sizes, *spares]
     found = node_environment(request.config, choice).environ if inherits else variables(request, choice)
     title = "Environment of every process" + (", beside that of its node" if inherits else "")
     yield title, sorted({**found, **request.variables}.items())

@@ -91,7 +91,8 @@ def _suggestion(name: str, path: str) -> str:
 
 
 def _module(name: str) -> PythonModule:
-    if not _has_module(name):
+    is_script = name.endswith(".py") and os.path.isfile(name)
+    if is_script or not _has_module(name):
         if os.path.exists(name):
             raise ConfigurationError(f"-m {name} was to be run, and that is a path, not a module's name. Leave -m out.")
         raise ConfigurationError(

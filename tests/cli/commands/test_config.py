@@ -291,6 +291,8 @@ def test_update_leaves_a_file_that_nobody_understands_and_needs_one(path, conten
     assert f"he configuration file {path} " in error
     assert message in error
     assert content is None or path.read_bytes() == content
+    assert main(["config", "update", "--config_file", "/"]) == 2
+    assert "The configuration file / can't be read: Is a directory" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------- showing

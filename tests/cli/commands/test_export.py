@@ -77,7 +77,6 @@ def test_a_notebook_that_cant_be_a_script_leaves_what_is_there(train, capsys):
     ("words", "code", "message"),
     [
         (["nothing.ipynb"], 2, "there is no such file. Correct its path"),
-        (["nothing.py"], 2, "there is no such file"),
         (["."], 2, "it is a folder"),
         (["train.ipynb", "-o", "."], 2, "which is a folder. Name a file in it: -o train.py"),
         (["train.ipynb", "-o", "train.ipynb", "--force"], 2, "which is the notebook itself"),

@@ -304,6 +304,7 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
         (["/dev/stdin"], 2, "/dev/stdin was to be run, which is no file that every process can read."),
         (["pipe"], 2, "pipe was to be run, which is no file that every process can read."),
         (["-m", "no_such_module"], 2, "there is no module no_such_module"),
+        (["-m", "script.py"], 2, "that is a path, not a module's name. Leave -m out."),
         (["-m", "./script.py"], 2, "that is a path, not a module's name. Leave -m out."),
         (["--folder", "/dev/null/runs", "script.py"], 1, "no folder can be made there: Not a directory. Name another"),
         (["--no_python", "no_such_program"], 2, "there is no such program"),
@@ -315,6 +316,7 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
         (["--engine", "inline", "-n", "2", "script.py"], 1, "this process is only one"),
         (["--num-proceses", "2", "script.py"], 2, "Did you mean --num-processes?"),
         (["--gpu_ids", "0,999", "script.py"], 1, "gpu_ids='0,999' was requested, but "),
+        (["--config_file", "/", "script.py"], 2, "The configuration file / was requested, and is a folder."),
         (["--config_file", "none.yaml", "script.py"], 2, "none.yaml was requested, and does not exist"),
     ],
 )
