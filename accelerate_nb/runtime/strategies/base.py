@@ -108,6 +108,8 @@ class Strategy:
     copies_are_whole: bool = True
     # whether hooks of save_state and load_state get complete weights; without it `files` writes, and `load` reads, each process's own
     hooks_get_weights: bool = True
+    # the library that keeps gradients in memory of its own, where `window_gradients` can't read them
+    gradients_kept_by: str | None = None
     # the axes of a mesh along which the strategy can spread a training
     axes: tuple[str, ...] = ()
 
@@ -371,6 +373,11 @@ class Strategy:
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """The gradients that this process has gathered in a window of accumulation that has not ended, by names of weights."""
+        if self.gradients_kept_by is not None:
+            raise ConfigurationError(
+                f"save_state was called inside of a window of accumulation, whose gradients {self.gradients_kept_by} keeps for "
+                "itself. Call it after a step, where accelerator.sync_gradients is true."
+            )
         named = self.unwrap(model).named_parameters()
         return {repoint.original_name(name): weight.grad for name, weight in named if weight.grad is not None}
 

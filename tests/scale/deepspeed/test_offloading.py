@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accelerate_nb import Accelerator
 from accelerate_nb.devices import async_io
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.strategies.deepspeed import package
+from accelerate_nb.runtime.strategies.deepspeed import preparation
 from accelerate_nb.utils import DeepSpeedPlugin
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies.contract import ADAMW_ROUNDING, ROUNDING, difference
@@ -104,7 +104,7 @@ def test_a_build_that_was_killed_keeps_nobody_waiting(tmp_path: Path, monkeypatc
     mark = tmp_path / "anything" / "lock"
     found = []
     monkeypatch.setattr(OpBuilder, "jit_load", lambda *_: found.append(mark.exists()))
-    package._prepare_builds()
+    preparation._prepare_builds()
     mark.parent.mkdir()
     mark.touch()
     builder: Any = SimpleNamespace(name="anything")

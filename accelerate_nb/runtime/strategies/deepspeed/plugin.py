@@ -292,8 +292,6 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
             # there a sum in bf16 may overflow unnoticed
             config.setdefault("communication_data_type", "fp32")
 
-    # transformers
-
     def set_deepspeed_weakref(self) -> None:
         """Have transformers know this configuration, where it is installed: a model that it makes is in parts from the beginning."""
         config = deepcopy(self.deepspeed_config)
@@ -346,8 +344,6 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
 
             names = [name.strip() for name in self.transformer_moe_cls_names.split(",")]
             set_z3_leaf_modules(model, [requested_class(model, name, "transformer_moe_cls_names") for name in names])
-
-    # One of several
 
     @property
     def selected(self) -> bool:

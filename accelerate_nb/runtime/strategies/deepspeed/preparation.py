@@ -1,19 +1,33 @@
-"""What an engine is prepared of, under Accelerate's names: optimizers and schedules, and the values in the place of "auto"."""
+"""DeepSpeed as this process loads it, and what an engine is prepared of: optimizers, schedules, values in the place of "auto"."""
 
+import fcntl
+import functools
+import logging
 import math
+import os
+import shutil
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import psutil
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.errors import ConfigurationError, MissingExtraError
+from accelerate_nb.runtime.compat.packages import is_deepspeed_available
 from accelerate_nb.runtime.strategies.base import PrepareCall
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
+from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
+from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
 
 
@@ -236,3 +250,96 @@ def check_pair(config: dict[str, Any], optimizer: Any, scheduler: Any, schedules
             f"A {type(scheduler).__name__} was given to prepare together with a DummyOptim, for which there is no optimizer to "
             "schedule yet. Pass accelerate_nb.utils.DummyScheduler(optimizer, lr_scheduler_callable=...)."
         )
+
+
+_CHOSEN = "DS_ACCELERATOR"
+# What its logger warns of at every start: an optimizer other than Adam, which a person has given to prepare, and that a schedule
+# asks itself for its first learning rate.
+_NO_NEWS = ("ZeRO with an untested optimizer", "learning rate from scheduler before it has started")
+
+
+def load_package(world: World) -> ModuleType:
+    """The package, for devices of this world's type, whose collectives go over torch's process group."""
+    if not is_deepspeed_available():
+        raise MissingExtraError(
+            "Training with DeepSpeed was requested, and the package is not installed: pip install 'accelerate-nb[deepspeed]'"
+        )
+    # else it takes the CPU for a machine's GPU wherever it finds one
+    os.environ.setdefault(_CHOSEN, world.device.type)
+    # DeepSpeed reads its place from torchrun's variables, which no launcher may have set
+    for name, value in (("LOCAL_RANK", world.local_rank), ("RANK", world.rank), ("WORLD_SIZE", world.size)):
+        os.environ.setdefault(name, str(value))
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    found = get_accelerator().device_name()
+    if found != world.device.type:
+        raise ConfigurationError(
+            f"The training is on {world.device.type}, but DeepSpeed was imported for {found} ({_CHOSEN}="
+            f"{os.environ.get(_CHOSEN)}). Make the Accelerator before DeepSpeed is imported, or set {_CHOSEN}={world.device.type}."
+        )
+    _prepare_builds()
+    level = logging.getLevelName(os.environ.get("ACCELERATE_LOG_LEVEL", "").upper())
+    logger = logging.getLogger("DeepSpeed")
+    # its handler has a level of its own
+    speakers: list[Any] = [logger, *logger.handlers]
+    for speaker in speakers:
+        speaker.setLevel(level if isinstance(level, int) else logging.WARNING)
+    # a named function, of which a logger takes one, however many worlds load the package
+    logger.addFilter(_is_news)
+    # DeepSpeed's own calls, at every gathering of weights; who trains with it can't change them
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
+    # it is for inference alone, and would be compiled inside of the launch
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not dist.is_initialized():
+        be_a_group(world)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False, verbose=False)
+    at_world_exit(_forget_groups)
+    return deepspeed  # type: ignore[no-any-return]  # the package has no types
+
+
+def _prepare_builds() -> None:
+    """Have DeepSpeed compile operators one process at a time, with a ninja beside this Python, past marks that killed builds left."""
+    # torch marks a folder with a file while it builds, and waits for ever for one that a killed process has left behind
+    from deepspeed.ops.op_builder.builder import OpBuilder
+    from torch.utils import cpp_extension
+
+    build = OpBuilder.jit_load
+    if hasattr(build, "__wrapped__"):
+        return
+    beside = str(Path(sys.executable).parent)
+    if shutil.which("ninja") is None and shutil.which("ninja", path=beside) is not None:
+        os.environ["PATH"] = os.pathsep.join(filter(None, [os.environ.get("PATH"), beside]))
+
+    @functools.wraps(build)
+    def alone(builder: Any, verbose: bool = True) -> Any:
+        folder = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
+        with open(folder / ".building", "w", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_open(folder / "lock"):
+                (folder / "lock").unlink(missing_ok=True)
+            return build(builder, verbose)
+
+    OpBuilder.jit_load = alone
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a process of this user has a file open, as a build has its mark."""
+    target = str(path.resolve())
+    opened = (process.info["open_files"] or () for process in psutil.process_iter(["open_files"]))
+    return any(file.path == target for files in opened for file in files)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not any(text in str(record.msg) for text in _NO_NEWS)
+
+
+def _forget_groups() -> None:
+    """Have DeepSpeed make its groups anew in the next world; what it keeps of them would outlive them."""
+    from deepspeed.utils import groups
+
+    release = getattr(groups, "_release_process_group_references", None)
+    if release is not None:
+        release()
+    else:  # before DeepSpeed 0.19
+        groups._WORLD_GROUP = groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = groups.mpu = groups.mesh_device = None

@@ -48,8 +48,6 @@ class SequenceParallel:
         self._is_whole = False
         self._hooks: list[RemovableHandle] = []
 
-    # The model
-
     def register(self, model: Module, batch_size: int | None) -> Any:
         """Replace the attention, for batches of so many sequences; returns DeepSpeed's module of groups. All processes call it."""
         attention = self._check(model)

@@ -1,11 +1,15 @@
-"""The strategy that trains with DeepSpeed's engine."""
+"""The strategy that trains with DeepSpeed's engine, and the files of its checkpoint under the names that Accelerate gives them."""
 
 import functools
+import itertools
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,17 +19,19 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.devices import async_io
-from accelerate_nb.errors import ConfigurationError, NotYetError
-from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
-from accelerate_nb.runtime.checkpoints.writer import FileToWrite
+from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetError
+from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read, shared_setting
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
 from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
+from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.operations.nested import convert_to_fp32, recursively_apply
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import BF16, Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Options, PrepareCall, PrepareRequest, Strategy
-from accelerate_nb.runtime.strategies.deepspeed import checkpoint, package, preparation
+from accelerate_nb.runtime.strategies.deepspeed import preparation
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import SequenceParallel
 from accelerate_nb.runtime.training.accumulation import GradientState
@@ -72,13 +78,14 @@ class DeepSpeed(Strategy):
     # the engine alone knows how to step
     copies_are_whole = False
     hooks_get_weights = False
+    gradients_kept_by = "DeepSpeed"
     distributed_type = DistributedType.DEEPSPEED
     optimizer_class = preparation.DeepSpeedOptimizerWrapper
     placeholder_types = (preparation.DummyOptim,)
 
     def __init__(self, world: World, plugins: Plugins | None = None) -> None:
         super().__init__(world)
-        self._package = package.load(world)
+        self._package = preparation.load_package(world)
         self.deepspeed_plugins: Any = plugins or DeepSpeedPlugin()
         first = next(iter(self._all_plugins))
         if not any(plugin.selected for plugin in self._all_plugins):
@@ -163,9 +170,7 @@ class DeepSpeed(Strategy):
             if not isinstance(request.value, Module)
             else engine
             if request in trained
-            else super(DeepSpeed, self).prepare_model(
-                PrepareRequest(request.value, request.compiling, is_trained=False)
-            )
+            else super(DeepSpeed, self).prepare_model(replace(request, is_trained=False))
             for request in requests
         ]
 
@@ -350,40 +355,62 @@ class DeepSpeed(Strategy):
 
     def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
         """The complete weights; of stage 3 on each machine's first process, and an empty dictionary on the others."""
-        inner = self.unwrap(model)
-        state = checkpoint.complete_state(inner, is_kept=self.world.is_local_main)
+        state = _complete_state(self.unwrap(model), is_kept=self.world.is_local_main)
         return {original_name(name): item for name, item in state.items()}
 
     def files(
         self, models: Sequence[Any], weights: Any, optimizers: Sequence[Any], *, model_options: Options, **how: Any
     ) -> list[FileToWrite]:
-        """The files of the engine, in a folder under Accelerate's name."""
-        return checkpoint.files(models, model_options)
+        """The files of this process for its engines, under Accelerate's names; `model_options` are of their `save_checkpoint`."""
+        found: list[FileToWrite] = []
+        for index, engine in _trained(models):
+            with TemporaryDirectory() as folder, _collecting(engine) as collector:
+                engine.save_checkpoint(folder, _tag(index), **model_options)
+                root = Path(folder)
+                found += [
+                    FileToWrite(str(path.relative_to(root)), content) for path, content in collector.saved.items()
+                ]
+                # which of several is the newest, and DeepSpeed's scripts
+                others = [path for path in sorted(root.rglob("*")) if path.is_file()]
+                found += [VerbatimFile(str(path.relative_to(root)), path.read_bytes()) for path in others]
+        return found
 
     def load(
         self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Options, model_options: Options
     ) -> list[LoadedFile]:
-        """The engine's state, by however many processes it was written."""
-        found = checkpoint.load(self.world, folder, models, model_options)
-        return [replace(file, receive=partial(self._receive, file)) for file in found]
+        """Engines' states, by other numbers of processes in DeepSpeed's universal form; `model_options` are of `load_checkpoint`."""
+        return [self._load(folder, index, engine, model_options) for index, engine in _trained(models)]
 
-    def _receive(self, file: LoadedFile, content: Any) -> None:
-        file.receive(content)
-        if self._replaced_optimizer is not None:
-            # loading made new groups, and a schedule changes those of the optimizer that it was given
-            self._replaced_optimizer.param_groups = self.engine.optimizer.param_groups
+    def _load(self, folder: Path, index: int, engine: Any, options: Mapping[str, Any]) -> LoadedFile:
+        tag = _tag(index)
+        # what this process reads, as far as it is there; all of it where another number of processes wrote it
+        found = sorted((folder / tag).glob("*_states.pt"))
+        own = f"zero_pp_rank_{engine.global_rank}_"
+        needed = [path for path in found if "zero_pp_rank_" not in path.name or own in path.name] or found[:1]
+        states = {path: _read_part(path) for path in needed}
+        weights = next((state for path, state in states.items() if path.name.endswith("model_states.pt")), None)
+        if weights is None:
+            raise CheckpointError(
+                f"{folder / tag} holds no states of a model, and {_EXPECTED} was expected there. Load a folder that was saved with "
+                "DeepSpeed, or train without it."
+            )
+        is_otherwise = engine.zero_optimization() and int(weights["dp_world_size"]) != engine.seq_dp_world_size
 
-    def window_gradients(self, model: Module) -> dict[str, Tensor]:
-        """Refuse: the engine keeps them for itself."""
-        raise ConfigurationError(
-            "save_state was called inside of a window of accumulation, whose gradients DeepSpeed can't give back. Call it after a "
-            "step, where accelerator.sync_gradients is true."
-        )
+        def receive(content: dict[Path, Any]) -> None:
+            if is_otherwise:
+                with _converted(self.world, folder, tag, engine._config) as other, _collecting(engine):
+                    engine.load_checkpoint(str(other), tag, **options)
+            else:
+                with _collecting(engine, content):
+                    engine.load_checkpoint(str(folder), tag, **options)
+            if self._replaced_optimizer is not None:
+                # loading made new groups, and a schedule changes those of the optimizer that it was given
+                self._replaced_optimizer.param_groups = self.engine.optimizer.param_groups
+
+        return LoadedFile(folder / tag, f"the engine of model {index}", states, receive)
 
     def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
         """Have no gradients, as after a step."""
-
-    # The rest
 
     def release(self) -> None:
         """Release the engines."""
@@ -402,3 +429,122 @@ class DeepSpeed(Strategy):
         self.release()
         for plugin in self._all_plugins:
             plugin.unselect()
+
+
+def _complete_state(model: Module, *, is_kept: bool) -> dict[str, Any]:
+    """Complete weights and buffers by name, on the CPU where they are in parts; whole one module at a time. All processes call it."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    # which a weight has that is in parts
+    mark = "ds_id"
+    if not any(hasattr(weight, mark) for weight in model.parameters()):
+        return model.state_dict()
+    own = model.state_dict(keep_vars=True)
+    found: dict[str, Any] = {}
+    for _, group in itertools.groupby(own, lambda name: name.rpartition(".")[0]):
+        names = list(group)
+        weights = [own[name] for name in names]
+        with GatheredParameters(weights):
+            if is_kept:
+                for name, weight in zip(names, weights, strict=True):
+                    value = weight.detach() if isinstance(weight, Tensor) else weight
+                    found[name] = value.cpu().clone() if hasattr(weight, mark) else value
+    return {name: found[name] for name in own if name in found}
+
+
+_EXPECTED = "a part of DeepSpeed's engine"
+
+
+def _tag(index: int) -> str:
+    """The folder of a model's engine."""
+    return f"{file_names.MODEL_NAME}_{index}" if index else file_names.MODEL_NAME
+
+
+@dataclass(eq=False)
+class _Collector:
+    """An engine's way to its files: keeps what is saved for the checkpoint's writer, and reads data, never code."""
+
+    _original: Any
+    _read_before: Mapping[Path, Any]
+    saved: dict[Path, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def commit(self, _info: Any) -> bool:
+        """The writer commits."""
+        return True
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Keep a file's content."""
+        self.saved[Path(path)] = state_dict
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """The content of a file."""
+        found = Path(path)
+        return self._read_before[found] if found in self._read_before else _read_part(found, map_location)
+
+
+@contextmanager
+def _collecting(engine: Any, read_before: Mapping[Path, Any] | None = None) -> Iterator[_Collector]:
+    before, engine.checkpoint_engine = engine.checkpoint_engine, _Collector(engine.checkpoint_engine, read_before or {})
+    try:
+        yield engine.checkpoint_engine
+    finally:
+        engine.checkpoint_engine = before
+
+
+def _trained(models: Sequence[Any]) -> list[tuple[int, Any]]:
+    """The engines that train, by their numbers; DeepSpeed gives one without an optimizer nothing that saves."""
+    return [(i, model) for i, model in enumerate(models) if getattr(model, "checkpoint_engine", None) is not None]
+
+
+def _read_part(path: Path, map_location: Any = None) -> Any:
+    """The content of one of an engine's files."""
+    with _harmless():
+        return read(path, _EXPECTED, map_location=map_location or "cpu")
+
+
+@shared_setting
+def _harmless() -> Any:
+    """A block in which the types that an engine saves beside tensors may be read."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address])
+
+
+@contextmanager
+def _converted(world: World, folder: Path, tag: str, config: Any) -> Iterator[Path]:
+    """A folder beside `folder` with its engine in the universal form, as which it is loaded in the block; all processes enter it."""
+    other = folder.with_name(f".{folder.name}.universal")
+    complaint = _convert(folder / tag, other / tag) if world.is_main else None
+    before, config.load_universal_checkpoint = config.load_universal_checkpoint, True
+    try:
+        complaint = next((text for text in gather_object([complaint]) if text is not None), None)
+        if complaint is not None:
+            raise CheckpointError(complaint)
+        yield other
+    finally:
+        config.load_universal_checkpoint = before
+        world.barrier()
+        if world.is_main:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _convert(source: Path, target: Path) -> str | None:
+    """Convert with DeepSpeed's own script; returns what went wrong."""
+    shutil.rmtree(target.parent, ignore_errors=True)
+    target.mkdir(parents=True)
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    command += ["--input_folder", str(source), "--output_folder", str(target)]
+    command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.returncode:
+        return None
+    last = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+    return (
+        f"{source} was saved by another number of processes, and DeepSpeed could not convert it to its universal form ({last}). "
+        "It converts what Adam and AdamW remember. Load it with as many processes as saved it."
+    )

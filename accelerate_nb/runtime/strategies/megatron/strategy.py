@@ -39,6 +39,7 @@ class MegatronParallel(Strategy):
     axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
     copies_are_whole = False
     hooks_get_weights = False
+    gradients_kept_by = "Megatron"
     distributed_type = DistributedType.MEGATRON_LM
     precision: model_parallel.MegatronPrecision
 
@@ -319,13 +320,6 @@ class MegatronParallel(Strategy):
     ) -> list[LoadedFile]:
         """This process's parts, in whichever degrees they were written."""
         return checkpoint.load(self.world, folder, models, [self.step_of(optimizer) for optimizer in optimizers])
-
-    def window_gradients(self, model: Module) -> dict[str, Tensor]:
-        """Refuse: Megatron keeps them in memory of its own."""
-        raise ConfigurationError(
-            "save_state was called inside of a window of accumulation, whose gradients Megatron keeps for itself. Call it after a "
-            "step, where accelerator.sync_gradients is true."
-        )
 
     def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
         """Have no gradients, as after a step."""
