@@ -8,6 +8,8 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from accelerate_nb import Accelerator, launch
 from tests.waiting import until
 
@@ -49,14 +51,10 @@ def test_stacks_of_a_rank_are_requested_as_often_as_one_likes_while_its_threads_
     assert run.wait(60) == "well"
 
 
-def lets_no_other_thread_run():
-    ctypes.PyDLL(None).sleep(60)
-
-
 def test_a_rank_in_compiled_code_that_lets_no_other_thread_run_shows_its_stack():
-    run = launch(lets_no_other_thread_run, **SETTINGS)
+    run = launch(lambda: ctypes.PyDLL(None).sleep(60), **SETTINGS)
     until_it_runs(run)
-    until(lambda: "in lets_no_other_thread_run" in run.stacks(), run)
+    until(lambda: "in <lambda>" in run.stacks(), run)
     run.stop(timeout=0)
 
 
@@ -68,10 +66,11 @@ def notes_signals(path):
 def test_a_rank_that_is_stopped_is_sent_no_signal_that_it_would_meet_where_it_goes_on(tmp_path):
     end = tmp_path / "end"
     run = launch(notes_signals, (str(end),), **SETTINGS)
-    pid = until_it_runs(run)
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: f"its process {pid} is stopped" in run.stacks(), run)
-    os.kill(pid, signal.SIGCONT)
+    process = psutil.Process(until_it_runs(run))
+    process.suspend()
+    until(lambda: process.status() == psutil.STATUS_STOPPED)
+    assert f"its process {process.pid} is stopped" in run.stacks()
+    process.resume()
     end.touch()
     assert run.wait(60) == "well"
     assert not Path(f"{end}.signalled").exists()

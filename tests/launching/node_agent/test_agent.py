@@ -19,7 +19,7 @@ from accelerate_nb.launching.session import Session
 from accelerate_nb.transport.channel import Channel
 from tests.launching.node_agent.conftest import FarNodes
 from tests.nodes.trainings import TWO_NODES, waits
-from tests.waiting import TIMEOUT, until_lines
+from tests.waiting import TIMEOUT, until, until_lines
 
 pytestmark = pytest.mark.timeout(120)
 # Two on the first of two nodes.
@@ -56,14 +56,14 @@ def test_what_ranks_write_send_and_end_with_arrives_in_order(start: Callable[...
         assert sorted((run.folder / f"rank_{rank}.log").read_text().splitlines()) == ["err", f"out {rank}"]
 
 
-def test_stacks_of_all_ranks_are_brought_while_they_run_and_a_stopped_one_is_known_as_such(
-    start: Callable[..., Run],
-) -> None:
+def test_stacks_of_all_ranks_are_brought_and_a_stopped_one_is_known_as_such(start: Callable[..., Run]) -> None:
     run = start(waits)
     until_lines(run, RANKS)
     assert run.stacks().count("in waits") == RANKS
     process = psutil.Process(int(run.view.rank(1).detail))
     process.suspend()
+    # a signal reaches a process when that is scheduled
+    until(lambda: process.status() == psutil.STATUS_STOPPED)
     stacks = run.stacks()
     assert stacks.count("in waits") == RANKS - 1
     assert f"its process {process.pid} is stopped" in stacks
