@@ -153,18 +153,21 @@ def test_another_setting_starts_the_session_anew_and_reports_why(notebook: Kerne
     assert cell.stdout.splitlines()[-1] == "[0-1] False bf16"
     cell = notebook.ok("%%accelerate --restart --mixed-precision no\nprint(world_size, accelerator.mixed_precision)")
     assert cell.stdout.splitlines()[-1] == "[0-1] 2 no"
-    # what a form holds is for the next session, unless the cell or one before has set it
+    # a form is for the next session, and wins over earlier cells' flags where it was changed since the last start
     notebook.ok("""
-    kept = get_ipython().find_cell_magic("accelerate").kept
-    kept.picked = lambda: {"gradient_accumulation_steps": 4, "num_processes": 8}
+    form = {"gradient_accumulation_steps": 4, "num_processes": 1}
+    get_ipython().find_cell_magic("accelerate").kept.picked = lambda: form
     """)
     steps = "print(world_size, accelerator.gradient_accumulation_steps)"
     assert notebook.ok(f"%%accelerate\n{steps}").stdout == "[0-1] 2 1\n"
     cell = notebook.ok(f"%%accelerate --restart\n{steps}")
     assert "restarts (as requested)" in cell.stdout
-    assert "From the form: gradient_accumulation_steps=4.\n" in cell.stdout
-    assert cell.stdout.splitlines()[-1] == "[0-1] 2 4"
-    notebook.ok("kept.picked = dict\n%accelerate restart --gradient-accumulation-steps 1")
+    assert "From the form: gradient_accumulation_steps=4, num_processes=1.\n" in cell.stdout
+    assert cell.stdout.splitlines()[-1] == "[0] 1 4"
+    notebook.ok("form['gradient_accumulation_steps'] = 1\n%accelerate restart -n 2")
+    notebook.ok("%accelerate restart")
+    assert notebook.ok(f"%%accelerate\n{steps}").stdout == "[0-1] 2 1\n"
+    notebook.ok("form.clear()\n%accelerate restart -n 2")
 
 
 def test_an_error_is_shown_with_the_cells_own_lines_and_the_session_goes_on(two: Kernel) -> None:

@@ -181,6 +181,12 @@ def test_without_a_session_its_status_reports_how_to_start_one(shell, capsys):
     assert "There is no session to stop." in capsys.readouterr().out
 
 
+def test_a_form_takes_back_what_the_file_sets(shell, default_file):
+    default_file.write_text("use_cpu: true\n")
+    shell.run_line_magic("accelerate", "config").set(cpu=False)
+    assert shell.find_cell_magic("accelerate").kept.picked()["cpu"] is False
+
+
 def test_code_that_runs_here_too_shows_its_value_and_its_own_lines(shell, capsys):
     magics.CellCode(shell, "x = 40\nx + 2").run_locally()
     assert shell.user_ns["x"] == 40

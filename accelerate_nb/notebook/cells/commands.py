@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import shlex
 import time
 from collections.abc import Callable
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.config import magic_args
+from accelerate_nb.config.formats import explicit_settings
 from accelerate_nb.config.rank_lists import named, of_ranks
-from accelerate_nb.config.run_config import differing
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, WorkerError, titled
 from accelerate_nb.events.event_types import OVER
@@ -97,10 +98,11 @@ class SessionCommands:
         return compared_runs(names, folder) if names else runs(folder=folder)
 
     def _config(self, rest: str, command: magic_args.LineCommand) -> Any:
-        from accelerate_nb.notebook.picker.form import config_picker
+        from accelerate_nb.notebook.picker.form import config_picker, initial_settings
 
         picker = config_picker()
-        self.kept.picked = lambda: differing(picker.value)
+        # also a default, where the environment or the file has another value
+        self.kept.picked = lambda: explicit_settings(picker.value, initial_settings(os.environ).settings)
         follows = "" if self.kept.session is None else " (%accelerate restart starts it)"
         print_message(f"These settings hold for the next session{follows}; a flag of its cell wins.")
         return picker

@@ -111,13 +111,20 @@ class CellOutput(FrontEnd):
 
 @dataclass
 class NotebookSession:
-    """At most one session, with its given settings, and a cell that runs beside the notebook."""
+    """At most one session, with the flags of its cells, and a cell that runs beside the notebook."""
 
     session: Session | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)
+    # what the form held when the session started
+    form: dict[str, Any] = field(default_factory=dict)
     background: Run | None = None
     background_output: CellOutput | None = None
     picked: Callable[[], Mapping[str, Any]] = dict
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that the session was given; a flag wins over the form."""
+        return {**self.form, **self.flags}
 
     def ready(self, settings: Mapping[str, Any] | None = None, *, restart: bool = False) -> Session:
         """A session with these settings: the current one, or a new one, with a printed reason."""
@@ -127,7 +134,7 @@ class NotebookSession:
         if not self.session.alive:
             # where another machine has ended it, it may still be about to
             self.session.close()
-            return self._start({**self.settings, **settings}, _end_of(self.session))
+            return self._start(settings, _end_of(self.session), self.flags)
         changes, config = [], self.session.config
         for name in [name for name in settings if name not in _FOLLOWED]:
             now, of_launching = settings[name], name in _OF_LAUNCHING
@@ -139,10 +146,10 @@ class NotebookSession:
         if restart or changes:
             why = "; ".join(changes) or "as requested"
             self.session.close()
-            return self._start({**self.settings, **settings}, f"The session restarts ({why}); its variables are gone.")
+            return self._start(settings, f"The session restarts ({why}); its variables are gone.", self.flags)
         if followed := {key: settings[key] for key in settings.keys() & _FOLLOWED}:
             self.session.adjust(**followed)
-            self.settings.update(followed)
+            self.flags.update(followed)
         return self.session
 
     def names(self) -> list[str]:
@@ -166,15 +173,18 @@ class NotebookSession:
         session.close()
         return True
 
-    def _start(self, settings: dict[str, Any], why: str) -> Session:
+    def _start(self, settings: Mapping[str, Any], why: str, earlier_flags: Mapping[str, Any] | None = None) -> Session:
         if why:
             print_message(why)
         self.stop()
-        if picked := {name: value for name, value in self.picked().items() if name not in settings}:
-            print_message(f"From the form: {', '.join(f'{name}={value}' for name, value in picked.items())}.")
-            settings = {**picked, **settings}
+        form = dict(self.picked())
+        # a flag of an earlier cell holds until the form changes its setting
+        kept = {name: flag for name, flag in (earlier_flags or {}).items() if form.get(name) == self.form.get(name)}
+        flags = {**kept, **settings}
+        if picked := [f"{name}={value}" for name, value in form.items() if name not in flags]:
+            print_message(f"From the form: {', '.join(picked)}.")
         began = time.monotonic()
-        config = resolved(settings, None)
+        config = resolved({**form, **flags}, None)
         wanted = config.launching.num_processes
         what = "the processes" if wanted is None else "1 process" if wanted == 1 else f"{wanted} processes"
         # ipykernel knows the cell by the context
@@ -184,7 +194,7 @@ class NotebookSession:
             self.session = Session.start(config)
         finally:
             timer.cancel()
-        self.settings = settings
+        self.flags, self.form = flags, form
         ready = "1 process is ready" if self.session.size == 1 else f"{self.session.size} processes are ready"
         print_message(f"{ready} after {time.monotonic() - began:.1f} s: {self.session.why}")
         return self.session
