@@ -90,7 +90,7 @@ def _as_typed(setting: Setting, value: Any) -> Any:
         return ""
     if isinstance(setting.value_type, NamedValues):
         return json.dumps(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _default(setting: Setting) -> str:

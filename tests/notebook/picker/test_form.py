@@ -65,6 +65,13 @@ def test_an_untouched_form_is_what_nothing_was_set_for_and_shown_by_its_name_at_
     assert "application/vnd.jupyter.widget-view+json" in picker._repr_mimebundle_()
 
 
+@pytest.mark.parametrize(("value", "text"), [(12345.678, "12345.678"), (1234567.0, "1234567"), (1e-7, "1e-07")])
+def test_a_number_is_shown_as_it_is(value, text):
+    picker = config_picker(timeout=value)
+    assert control(picker, "timeout").value == text
+    assert picker.value.launching.timeout == value
+
+
 def test_what_is_typed_is_in_the_value_and_in_every_spelling():
     picker = config_picker()
     control(picker, "num_processes").value = " 2 "
@@ -344,13 +351,13 @@ def test_another_file_is_loaded_and_saved(tmp_path, default_file):
     assert config_picker(config_file=other).value == picker.value
 
 
-@pytest.mark.parametrize("name", ["gone.yaml", ""])
-def test_a_file_that_cannot_be_loaded_is_reported_and_changes_nothing(tmp_path, name):
+@pytest.mark.parametrize(("name", "problem"), [("gone.yaml", "does not exist"), ("", "is a folder")])
+def test_a_file_that_cannot_be_loaded_is_reported_and_changes_nothing(tmp_path, name, problem):
     picker = config_picker(num_processes=2)
     picker.file.path.value = str(tmp_path / name)
     before = picker.value
     button(picker, "Load").click()
-    assert "does not exist" in picker.file.status
+    assert problem in picker.file.status
     assert picker.value == before
 
 
