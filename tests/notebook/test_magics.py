@@ -3,6 +3,7 @@
 import re
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -234,6 +235,8 @@ def test_no_session_starts_in_a_worker(monkeypatch):
         ([1, 2], "[1, 2]"),
         (list(range(100)), "list of length 100"),
         (np.zeros((2, 3), "float32"), "ndarray of shape (2, 3), float32"),
+        (np.array("a" * 100), "ndarray"),
+        (Mock(__repr__=Mock(side_effect=ValueError)), "Mock"),
     ],
 )
 def test_a_value_is_described_in_a_few_words(value, text):

@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,10 +174,13 @@ def described(value: Any) -> str:
     shape, type_name = getattr(value, "shape", None), type(value).__name__
     if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
         return f"{type_name} of shape {tuple(shape)}, {str(value.dtype).removeprefix('torch.')}"
-    text = repr(value)
-    if len(text) <= 60 and "\n" not in text:
-        return text
-    return f"{type_name} of length {len(value)}" if hasattr(value, "__len__") else type_name
+    # the value's own methods may fail, and a tensor without dimensions has no length
+    with suppress(Exception):
+        text = repr(value)
+        if len(text) <= 60 and "\n" not in text:
+            return text
+        return f"{type_name} of length {len(value)}"
+    return type_name
 
 
 # -------------------------------------------------------------------------------------------------------------- status
