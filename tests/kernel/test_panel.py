@@ -168,14 +168,14 @@ def test_a_page_that_is_loaded_anew_is_sent_everything_again_and_a_second_view_n
     kill(cell, page)
 
 
-def test_what_a_rank_displays_is_shown_under_the_panel(kernel: Kernel) -> None:
+def test_what_a_rank_displays_is_shown_under_the_panel_and_an_attached_run_once(kernel: Kernel) -> None:
     cell = kernel.ok("""
     def show():
         from IPython.display import HTML, display
         display(HTML("<b>draft</b>"), display_id=True).update(HTML("<b>figure</b>"))
     notebook_launcher(show, num_processes=1)
     """)
-    later = kernel.ok("import accelerate_nb\nrun = accelerate_nb.attach(accelerate_nb.runs()[0])")
+    later = kernel.ok("import accelerate_nb\naccelerate_nb.attach(accelerate_nb.runs()[0])")
     for shown in (cell, later):
         assert [display.get("text/html") for display in shown.displays][1:] == ["<b>figure</b>"]
 

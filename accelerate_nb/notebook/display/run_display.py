@@ -48,16 +48,20 @@ class FrontendState:
     def __init__(self) -> None:
         self.reply: bool | None = None
         self._over: deque[_KeptWidget] = deque()
+        # several runs may end at once, each in its thread
+        self._lock = threading.Lock()
 
     def keep(self, widget: _KeptWidget) -> None:
         """Let the panel of a run that is over stay, or a table of runs, and take away an old one for it."""
-        with suppress(ValueError):
-            # it is in use again
-            self._over.remove(widget)
-        self._over.append(widget)
-        unneeded = [item for item in self._over if item.is_delivered][:-_KEPT]
-        for item in unneeded or [*self._over][:-_KEPT_UNSEEN]:
-            self._over.remove(item)
+        with self._lock:
+            with suppress(ValueError):
+                # it is in use again
+                self._over.remove(widget)
+            self._over.append(widget)
+            unneeded = [item for item in self._over if item.is_delivered][:-_KEPT] or [*self._over][:-_KEPT_UNSEEN]
+            for item in unneeded:
+                self._over.remove(item)
+        for item in unneeded:
             item.close()
 
 
@@ -129,7 +133,7 @@ class RunDisplay(FrontEnd):
         if self._run is None:
             return self.follow(run)
         with self._lock:
-            if self._is_over or cell_now() not in {output.cell for output in self._outputs}:
+            if cell_now() not in {output.cell for output in self._outputs}:
                 self._outputs.append(CellOutputArea(self._bundle()))
         return None
 
