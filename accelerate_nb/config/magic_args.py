@@ -1,6 +1,7 @@
 """Flags and commands of `%%accelerate` and `%accelerate`, declared and read like the settings."""
 
 import ast
+import io
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -125,12 +126,20 @@ def read_cell_line(line: str) -> tuple[CellOptions, dict[str, Any]]:
 
 def read(line: str, flags: Sequence[Setting], where: str) -> tuple[dict[str, Any], list[str]]:
     """The values of a line's flags, by the names of their settings, and the words that are no flags."""
+    return read_words(words_of(line, where), flags, where)
+
+
+def words_of(line: str, where: str) -> list[str]:
+    """The words of a line up to its comment; a word in quotation marks may begin with `#`."""
+    text, words = io.StringIO(line), list[str]()
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
     try:
-        words = shlex.split(line)
+        while (rest := line[text.tell() :].lstrip()) and not rest.startswith("#"):
+            words.append(next(lexer))
     except ValueError:
         raise ConfigurationError(f"{where} was given {line!r}, where a quotation mark is open. Close it.") from None
-    comment = next((index for index, word in enumerate(words) if word.startswith("#")), len(words))
-    return read_words(words[:comment], flags, where)
+    return words
 
 
 def refuse(words: Sequence[str], where: str, advice: str) -> None:
@@ -189,13 +198,14 @@ def ranks_of(text: str | None, size: int | None) -> tuple[int, ...] | None:
         first, dash, last = part.partition("-")
         if not first.strip().isdecimal() or (dash and not last.strip().isdecimal()):
             raise ConfigurationError(f"--ranks was given {text!r}. Write numbers and ranges of them, such as 0,2-3.")
-        found.update(range(int(first), int(last if dash else first) + 1))
+        part_ranks = range(int(first), int(last if dash else first) + 1)
+        if size is not None and part_ranks and part_ranks[-1] >= size:
+            raise ConfigurationError(
+                f"--ranks was given {text!r}, and the session has the ranks {named(range(size))}. Choose among them."
+            )
+        found.update(part_ranks)
     if not found:
         raise ConfigurationError(
             f"--ranks was given {text!r}, which names none. Write the lower number of a range first."
-        )
-    if size is not None and max(found) >= size:
-        raise ConfigurationError(
-            f"--ranks was given {text!r}, and the session has the ranks {named(range(size))}. Choose among them."
         )
     return tuple(sorted(found))

@@ -96,7 +96,9 @@ def test_a_mistake_is_reported_with_what_to_do(line, message):
 
 
 def test_a_comment_and_quotes_are_read_as_in_a_shell():
-    assert read_cell_line("-n 2 --folder 'my runs'  # two of them")[1] == {"num_processes": 2, "folder": "my runs"}
+    line = "-n 2 --folder 'my runs' --name '#3 base' --tags a#b  # don't"
+    given = {"num_processes": 2, "folder": "my runs", "name": "#3 base", "tags": "a#b"}
+    assert read_cell_line(line)[1] == given
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ def test_what_belongs_to_a_session_is_refused_with_detach(shell, capsys, flag):
         ("run train(1)", "which the notebook does not know. Define it"),
         ("status now", "It takes nothing."),
         ("pull x --rnk 1", "Did you mean --rank?"),
+        ('runs "a', "a quotation mark is open"),
     ],
 )
 def test_a_command_that_makes_no_sense_reports_what_would(shell, capsys, line, message):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -95,7 +94,7 @@ class SessionCommands:
 
     def _runs(self, rest: str, command: magic_args.LineCommand) -> RunTable | ComparedRuns:
         __tracebackhide__ = True
-        folder, names = self.kept.settings.get("folder"), shlex.split(rest)
+        folder, names = self.kept.settings.get("folder"), magic_args.words_of(rest, "%accelerate runs")
         return compared_runs(names, folder) if names else runs(folder=folder)
 
     def _config(self, rest: str, command: magic_args.LineCommand) -> Any:
