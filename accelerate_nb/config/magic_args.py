@@ -18,6 +18,11 @@ from accelerate_nb.errors import ConfigurationError
 # Settings of a function that runs to its end, which mean nothing to a session. `timeout` is the cell's own.
 _OF_LAUNCHES = frozenset({"timeout", "results", "detach", "max_restarts", "restart_delay", "monitor_interval"})
 
+# Settings that a session adopts from the next cell on, without a restart: nothing of them is in the workers.
+FOLLOWED = frozenset({
+    "name", "tags", "panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template",
+})  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class CellOptions:

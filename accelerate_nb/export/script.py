@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate_nb import __version__
 from accelerate_nb.config.formats import literal
-from accelerate_nb.config.magic_args import ranks_of, read, read_cell_line, read_line
+from accelerate_nb.config.magic_args import FOLLOWED, ranks_of, read, read_cell_line, read_line
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.errors import ConfigurationError, ExportError
 from accelerate_nb.export import python_source
@@ -24,8 +24,6 @@ _NOT_IN_SCRIPTS = frozenset({"remove-script", "skip-script", "injected-parameter
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)? *$", re.MULTILINE)
 # How a notebook shows a session; a terminal has ways of its own.
 _OF_NOTEBOOKS = frozenset({"panel", "report"})
-# Settings that a session adopts from the next cell on, without a restart.
-_FOLLOWED = frozenset({"panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"})
 RAISES = "raises-exception"
 # `_` is the last result, `_3` and `Out[3]` those of cell 3, `In` the texts of the cells.
 _PAST_RESULT = re.compile(r"_{1,3}|_i{0,3}\d*|Out|In|_[oi]h")
@@ -266,7 +264,7 @@ def _session_of(cells: Mapping[int, TranslatedCell]) -> tuple[dict[str, Any] | N
             stopped = None
         known = given if settings is None else settings
         changed = [
-            name for name, value in given.items() if known.get(name, defaults[name]) != value and name not in _FOLLOWED
+            name for name, value in given.items() if known.get(name, defaults[name]) != value and name not in FOLLOWED
         ]
         why = ""
         if restarts and settings is not None:

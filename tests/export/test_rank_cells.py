@@ -106,6 +106,7 @@ def test_what_a_script_can_t_do_is_reported_with_its_cell_and_line(tmp_path, sou
     "sources",
     [
         [f"%%accelerate {flags}\nx = 1" for flags in ("-n 2 --restart", "-n 2", "--no-cpu --hang-warning-after 5")],
+        ["%%accelerate --name a\nx = 1", "%%accelerate --name b --tags c\nx = 1"],
         ["%accelerate stop", "%%accelerate\nx = 1"],
         ["%%accelerate\nx = 1", "%accelerate stop", "y = 1", "%accelerate stop"],
         ["%accelerate restart -n 2", "%%accelerate\nx = 1"],

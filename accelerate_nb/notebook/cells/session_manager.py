@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.magic_args import FOLLOWED
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import LaunchError
@@ -17,11 +18,6 @@ from accelerate_nb.launching.session import CellResult, Session
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_output import LabelledLine, TextSink, print_message
-
-# What a session follows from the next cell on, as it is: nothing of it is in the workers.
-_FOLLOWED = frozenset(
-    {"name", "tags", "panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"}
-)
 
 _OF_LAUNCHING = frozenset(setting.name for setting in settings(LaunchingConfig))
 # Seconds of waiting without a message.
@@ -136,7 +132,7 @@ class NotebookSession:
             self.session.close()
             return self._start(settings, _end_of(self.session), self.flags)
         changes, config = [], self.session.config
-        for name in [name for name in settings if name not in _FOLLOWED]:
+        for name in [name for name in settings if name not in FOLLOWED]:
             now, of_launching = settings[name], name in _OF_LAUNCHING
             was = getattr(config.launching if of_launching else config.training, name)
             was = self.session.size if name == "num_processes" else was
@@ -147,7 +143,7 @@ class NotebookSession:
             why = "; ".join(changes) or "as requested"
             self.session.close()
             return self._start(settings, f"The session restarts ({why}); its variables are gone.", self.flags)
-        if followed := {key: settings[key] for key in settings.keys() & _FOLLOWED}:
+        if followed := {key: settings[key] for key in settings.keys() & FOLLOWED}:
             self.session.adjust(**followed)
             self.flags.update(followed)
         return self.session
