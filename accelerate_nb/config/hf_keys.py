@@ -48,7 +48,7 @@ def apart(content: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in content.items():
         if name in TOGETHER and isinstance(value, Mapping):
             prefix = name.removesuffix("config")
-            found |= {item if item.startswith(prefix) else prefix + item: entry for item, entry in value.items()}
+            found |= {prefix + str(item).removeprefix(prefix): entry for item, entry in value.items()}
         else:
             found[name] = value
     return found
@@ -219,7 +219,7 @@ def _split(degrees: Any, distributed_type: str) -> list[str]:
     # it
     if not isinstance(degrees, Mapping):
         return []
-    used = {name: value for name, value in degrees.items() if type(value) is int and value > 1}
+    used = {str(name): value for name, value in degrees.items() if type(value) is int and value > 1}
     axes = {name.removeprefix("parallelism_config_").removesuffix("_size") for name in used}
     if "dp_replicate" in axes and axes & {"tp", "cp"} and "dp_shard" not in axes:
         return [f"{name}: {value}" for name, value in used.items()]

@@ -155,7 +155,7 @@ def _spelled(annotation: ast.expr) -> str | None:
         return "str"
     if name in _MANY:
         return _collection(_MANY[name], {_spelled(item) for item in arguments if ast.unparse(item) != "..."})
-    if name == "Literal" and arguments:
+    if name == "Literal" and arguments and None not in map(_type_of, arguments):
         return f"Literal[{', '.join(map(ast.unparse, arguments))}]"
     every = [*arguments] if name in ("Optional", "Union") else []
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):

@@ -255,7 +255,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     blocks = []
     for mean in means:
         # halves: their difference is finite
-        share = (mean / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.4
+        share = (mean / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.4
         blocks.append(_BLOCKS[min(int(share * len(_BLOCKS)), len(_BLOCKS) - 1)] if math.isfinite(mean) else _ODD)
     return "".join(blocks)
 
@@ -317,7 +317,7 @@ def _shapes(curve: MetricCurve) -> str:
 
     def point(x: float, y: float) -> tuple[int, int]:
         across = (x - first) / (end - first) if end > first else 0.5
-        up = (y / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+        up = (y / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.5
         x, y = _LEFT + across * (_WIDTH - 2 * _LEFT), _BOTTOM - 4 - up * (_BOTTOM - _TOP - 6)
         return round(_FINE * x), round(_FINE * y)
 

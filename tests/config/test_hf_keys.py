@@ -69,3 +69,6 @@ def test_whoever_requests_the_cpu_gets_it_with_a_file_for_tpus_too(arguments, en
 def test_what_no_value_can_be_is_named_with_its_key():
     with pytest.raises(ConfigurationError, match="tpu_use_sudo in the configuration file is 'perhaps'"):
         hf_keys.tpus_of({"tpu_use_sudo": "perhaps"})
+    with pytest.raises(ConfigurationError, match="There is no key '1'"):
+        resolve({}, {}, {"parallelism_config": {1: 2}})
+    assert hf_keys.apart({"dynamo_config": {1: 2}}) == {"dynamo_1": 2}

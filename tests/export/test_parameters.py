@@ -57,6 +57,7 @@ NO_OPTIONS = {
     "gives no single name a value": ["a, b = 1, 2", "a.b = 1"],
     "`dict` is no type of an option": ["a: dict = None"],
     "'a b!' is no type of an option": ["a: 'a b!' = 3"],
+    "`Literal[foo]` is no type of an option": ["a: Literal[foo] = 3"],
     "`list[list[int]]` is no type": ["a: list[list[int]] = []"],
     "`print(1)` assigns nothing": ["print(1)"],
     "`a: int` assigns nothing": ["a: int"],

@@ -321,7 +321,7 @@ def test_only_what_this_package_counts_on_each_rank_is_a_sum():
     assert facts["metrics_of"]["it/s"] == "mean of 2"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308, -1e308, 0.0, 1e-300])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308, -1e308, 0.0, 1e-300, 5e-324])
 def test_any_number_can_be_drawn(value):
     view = stories.view_of(*(Metric(0, "a", item, None, 1.0) for item in (value, -value, value)), size=1)
     assert "a" in report(stories.end(view))["text/plain"]
