@@ -52,7 +52,8 @@ def find(environment: Mapping[str, str], given: str | Path | None = None) -> Pat
 def default_path(environment: Mapping[str, str]) -> Path:
     """The path at which Accelerate's own tools put the configuration file; early ones wrote `default_config.json`."""
     cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~", ".cache")
-    folder = Path(environment.get("HF_HOME") or Path(cache, "huggingface")).expanduser() / "accelerate"
+    # nobody may have a home, as in a container, where Path.expanduser raises an error
+    folder = Path(os.path.expanduser(environment.get("HF_HOME") or Path(cache, "huggingface")), "accelerate")
     usual, early = folder / "default_config.yaml", folder / "default_config.json"
     return early if os.path.isfile(early) and not os.path.isfile(usual) else usual
 

@@ -19,7 +19,7 @@ def missing_library() -> str | None:
     extensions = os.environ.get("TORCH_EXTENSIONS_DIR")
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     # torch has a folder for each Python and CUDA, but in a folder that is named to it
-    folder = Path(extensions) if extensions else Path(cache, "torch_extensions").expanduser()
+    folder = Path(extensions) if extensions else Path(os.path.expanduser(cache), "torch_extensions")
     if any(folder.glob(f"{'' if extensions else '*/'}{_OPERATOR}/{_OPERATOR}.so")):
         return None
     # the compiler has folders of its own; the lack of one is named later

@@ -82,7 +82,7 @@ def memory_parts(memory: MemoryUse) -> tuple[int, ...]:
 def batch_factor(memory: MemoryUse) -> float | None:
     """How many times the batch would fit, in tenths, if activations grow with it; `None` where that is unknown or hardly more."""
     *_, activations, others = memory_parts(memory)
-    if memory.total is None or memory.peak is None or activations < _LEAST_ACTIVATIONS * memory.peak:
+    if memory.total is None or memory.peak is None or activations <= _LEAST_ACTIVATIONS * memory.peak:
         return None
     fixed = memory.peak - activations + others
     factor = math.floor(10 * (_USABLE * memory.total - fixed) / activations) / 10

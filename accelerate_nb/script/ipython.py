@@ -61,7 +61,9 @@ class ScriptShell(InteractiveShell):
         if magic_name in _OF_CODE:
             compiler.file, compiler.above = self.frame.f_code.co_filename, self.frame.f_lineno
         try:
-            return super().run_cell_magic(magic_name, line, cell)  # type: ignore[no-untyped-call] # IPython's own
+            # as a cell of a notebook has it, so that what captures values is not replaced by the code's own trap
+            with self.display_trap:
+                return super().run_cell_magic(magic_name, line, cell)  # type: ignore[no-untyped-call] # IPython's own
         finally:
             compiler.file, compiler.above = kept
 

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.sources.run_source import SourcePart, arguments_part, script_part, word_lines
+from accelerate_nb.transport.payload import is_no_failure
 from accelerate_nb.worker.stdio import allow_prompts
 
 _NAME = "__main__"
@@ -220,6 +221,10 @@ class Program:
                 stdin.take_over()
         try:
             self.what.run(self.arguments)
+        except SystemExit as error:
+            # `sys.exit()` ends a program as its last line does
+            if not is_no_failure(error):
+                raise
         except Exception as error:
             _call_hook(error)
             raise

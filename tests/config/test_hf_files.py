@@ -53,7 +53,7 @@ for environment in json.loads(sys.argv[1]):
         assert str(hf_files.find(environment)) == theirs
 
 
-def test_a_folder_that_can_not_be_searched_has_no_files_as_in_accelerate(tmp_path):
+def test_a_folder_that_can_not_be_searched_has_no_files_as_in_accelerate(tmp_path, monkeypatch):
     # for the tests' user, who may be root, a name that is too long; to another's folder the system answers in the same way
     folder = tmp_path / ("x" * 300)
     assert not os.path.isfile(folder / "file")
@@ -65,6 +65,9 @@ def test_a_folder_that_can_not_be_searched_has_no_files_as_in_accelerate(tmp_pat
     with pytest.raises(ConfigurationError, match="to be written to"):
         saved(folder / "file.yaml", {})
     assert runs_folder({"XDG_CACHE_HOME": str(folder)}) == folder / "accelerate_nb_runs"
+    # a user without a home folder
+    monkeypatch.setattr(os.path, "expanduser", os.fspath)
+    assert hf_files.find({}) is None
 
 
 def test_a_file_that_was_named_wins(tmp_path):

@@ -76,6 +76,8 @@ if __name__ == "__main__":
     ThreadPoolExecutor(1).submit(print, "from a pool")
     with open(os.environ["FACTS"] + os.environ.get("RANK", "0"), "w") as file:
         json.dump(facts, file)
+    if "linked" in sys.argv[0]:
+        sys.exit(0)
 """
 
 
