@@ -209,11 +209,15 @@ def _request(
         node_sizes=nodes.roster.sizes,
         wants_all_results=is_run_kept or launching_config.results == "all",
     )
-    nodes.check_payload(payload)
-    parent = runs_folder(os.environ, launching_config.folder)
-    for text in taken(() if nodes.roster.names else devices_of(choice, os.environ), parent):
-        warn_user(text)
-    launch = _launch(call, config, choice, folder)
+    try:
+        nodes.check_payload(payload)
+        parent = runs_folder(os.environ, launching_config.folder)
+        for text in taken(() if nodes.roster.names else devices_of(choice, os.environ), parent):
+            warn_user(text)
+        launch = _launch(call, config, choice, folder)
+    except BaseException:
+        payload.close()
+        raise
     return RunRequest(**{item.name: getattr(launch, item.name) for item in fields(launch)}, plan=plan, nodes=nodes)
 
 

@@ -99,7 +99,10 @@ def number_of(value: Any) -> float | None:
     if not isinstance(value, (int, float)):
         # tensors and arrays, without loading what defines them
         size = value.numel() if callable(getattr(value, "numel", None)) else getattr(value, "size", None)
-        if size != 1 or getattr(value, "is_meta", False):
+        has_item = (
+            hasattr(value, "item") and not getattr(value, "is_meta", False) and not getattr(value, "is_nested", False)
+        )
+        if size != 1 or not has_item:
             return None
         value = value.item()
     try:

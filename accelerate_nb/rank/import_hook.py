@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -12,20 +12,24 @@ def after_import(name: str, hook: Callable[[Any], object]) -> None:
     """Call `hook` with a module: at once where it is loaded already, else each time that it has been; nothing is imported."""
     if name in sys.modules:
         hook(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _HookingFinder(name, hook))
+        return
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _HookingFinder) and finder.name == name]
+    if not finders:
+        finders = [_HookingFinder(name)]
+        sys.meta_path[:0] = finders
+    finders[0].hooks.append(hook)
 
 
 @dataclass(eq=False)
 class _HookingFinder(MetaPathFinder):
-    _name: str
-    _hook: Callable[[Any], object]
+    name: str
+    hooks: list[Callable[[Any], object]] = field(default_factory=list)
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         """The module's specification from the other finders, whose loader also calls the hook; `None` for other modules."""
-        if fullname != self._name:
+        if fullname != self.name:
             return None
-        # two of this class, for one module, would ask each other for ever
+        # its own would ask itself for ever
         others = [finder for finder in sys.meta_path if not isinstance(finder, _HookingFinder)]
         found = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec = next((item for item in found if item is not None), None)
@@ -35,7 +39,8 @@ class _HookingFinder(MetaPathFinder):
         def exec_module(module: Any) -> None:
             del loader.exec_module
             loader.exec_module(module)
-            self._hook(module)
+            for hook in self.hooks:
+                hook(module)
 
         if loader is not None:
             loader.exec_module = exec_module

@@ -244,7 +244,8 @@ def _reduce_storage(storage: Any) -> Any:
 
         return reduce_storage(storage)
     held = storage.cpu()
-    memory: Any = torch.empty(0, dtype=torch.uint8).set_(held).numpy()
+    # a person may have set another default device
+    memory: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(held).numpy()
     return _storage, (pickle.PickleBuffer(memory), storage.device.type)
 
 
@@ -263,7 +264,8 @@ def _of_integers(integers: Any, dtype: Any, requires_grad: bool) -> Any:
 def _storage(memory: Any, device: str) -> Any:
     import torch
 
-    held = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
+    empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+    held = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else empty
     kind = getattr(torch, device, None) if device != "cpu" else None
     if kind is not None and kind.is_available() and (count := kind.device_count()):
         # the worker's own device of the kind; where there is none, the value stays on the CPU

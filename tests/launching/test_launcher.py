@@ -1,10 +1,11 @@
 """Workers find in their environment what the settings of their launch say, and compute so."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from accelerate_nb import notebook_launcher
+from accelerate_nb import LaunchError, launch, notebook_launcher
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices import nvml
 from accelerate_nb.devices.probe import AvailableDevices
@@ -61,3 +62,11 @@ def test_old_runs_are_removed_from_the_cache_and_from_no_folder_of_a_user(
     settings = {"folder": str(folder)} if of_user else {}
     assert notebook_launcher(int, ("7",), engine="inline", **settings) == 7
     assert [old.exists() for old in made] == [of_user, *[True] * (KEPT_RUNS - 1)]
+
+
+def test_a_launch_that_is_refused_for_its_folder_keeps_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    before = os.listdir("/dev/fd")
+    with pytest.raises(LaunchError, match="file"):
+        launch(int, ("7",), num_processes=1, cpu=True, folder=str(tmp_path / "file" / "runs"))
+    assert os.listdir("/dev/fd") == before

@@ -27,10 +27,9 @@ def logger() -> Iterator[logging.Logger]:
 
 
 def travelled() -> LoggingState:
-    """The state of the test's logger, as another process gets it."""
+    """The state of the test's loggers, as another process gets it."""
     state: LoggingState = load(dump(current_logging()))
-    (found,) = (item for item in state.loggers if item.name == NAME)
-    return LoggingState((found,))
+    return LoggingState(tuple(item for item in state.loggers if item.name.startswith(NAME)))
 
 
 def forget(logger: logging.Logger) -> None:
@@ -87,8 +86,11 @@ def test_a_library_s_logger_is_configured_once_the_library_has_configured_it_its
     monkeypatch.setitem(sys.modules, NAME, logging)
     logger.addHandler(logging.StreamHandler(sys.stderr))
     logger.setLevel(logging.INFO)
+    child = logger.getChild("child")
+    child.setLevel(logging.DEBUG)
     state = travelled()
     forget(logger)
+    child.setLevel(logging.NOTSET)
     monkeypatch.delitem(sys.modules, NAME)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
@@ -97,7 +99,7 @@ def test_a_library_s_logger_is_configured_once_the_library_has_configured_it_its
     state.install()
     assert logger.level == logging.NOTSET
     __import__(NAME)
-    assert (logger.level, len(logger.handlers)) == (logging.INFO, 1)
+    assert (logger.level, len(logger.handlers), child.level) == (logging.INFO, 1, logging.DEBUG)
 
 
 def test_names_of_levels_and_what_is_disabled_hold(monkeypatch):
