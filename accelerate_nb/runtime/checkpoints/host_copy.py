@@ -112,6 +112,8 @@ class HostCopier:
 
     def copy(self, value: Any) -> Any:
         """The value with all of its tensors in host memory; what is neither a tensor nor holds any is copied deeply."""
+        # what a copy has left that failed, or was interrupted, is of another moment
+        self._copied, self._devices, self._bringer = {}, set(), DeviceToHost()
         return mapped(
             lambda leaf: self._tensor(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf),
             value,
@@ -123,8 +125,7 @@ class HostCopier:
         self._bringer.finish()
         for device in self._devices:
             torch.accelerator.current_stream(device).synchronize()
-        self._devices.clear()
-        self._former, self._copied = self._copied, {}
+        self._former = self._copied
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if is_apart(tensor.device):

@@ -147,10 +147,12 @@ class Settings(Mapping[str, Any]):
 
 
 def test_copies_share_memory_as_their_originals_do_and_a_mapping_of_ones_own_is_copied_whole() -> None:
-    whole = torch.arange(12.0)
+    whole, copier = torch.zeros(12), HostCopier()
+    with pytest.raises(TypeError, match="pickle"):
+        copier.copy([whole, threading.Lock()])  # one that fails leaves nothing for the next
+    torch.arange(12.0, out=whole)
     state = {"low": whole[:4], "tied": whole[:4], "turned": whole.view(3, 4).t(), "deep": [(whole[2:3], 7, "text")]}
     own = Settings(3, ["a"])
-    copier = HostCopier()
     copied = copier.copy({**state, "own": own})
     copier.finish()
     whole.zero_()
