@@ -183,11 +183,9 @@ def saves_in_the_background(folder, goes_wrong):
 
     writes = BackgroundWrite._run
 
-    def slowly(writing):
-        if goes_wrong:
-            writing._work = lambda: Path(folder, "no such folder", "file").touch()
+    def slowly(writing, work):
         threading.Event().wait(0 if goes_wrong else 3)  # longer than a worker waits for what is registered for its end
-        writes(writing)
+        writes(writing, Path(folder, "no such folder", "file").touch if goes_wrong else work)
 
     BackgroundWrite._run = slowly
     accelerator = Accelerator()

@@ -66,9 +66,11 @@ class Saver:
 
     def wait(self) -> Path | None:
         """Wait for the save that is still being written; the folder that it went to."""
-        writing, self.writing = self.writing, None
+        writing = self.writing
         if writing is None:
             return None
+        writing.join()  # where it is interrupted, the save is still being written
+        self.writing = None
         writing.wait()
         return writing.folder
 
@@ -116,7 +118,7 @@ class Saver:
             return
         self.writing = BackgroundWrite(paths.folder, write)
         if channel is not None:
-            channel.busy = self.writing.thread
+            channel.busy = self.writing
 
     def _write(
         self, agreement: SingleProcessCommit, paths: CheckpointPaths, files: list[FileToWrite], threads: int
@@ -157,16 +159,24 @@ class BackgroundWrite:
 
     def __init__(self, folder: Path, work: Callable[[], None]) -> None:
         self.folder = folder
-        self._work = work
         self._error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, name="accelerate_nb checkpoint writer", daemon=False)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name="accelerate_nb checkpoint writer", daemon=False
+        )
         atexit.register(self._print_failure)  # one that has not been raised by then
         background_tasks.register(self.wait)
-        self.thread.start()
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until nothing is written any more; after an interrupt it can be called again."""
+        # up to Python 3.12, `Thread.join` takes a thread for ended once it was interrupted; in a forked process there is none
+        if self._thread.is_alive():
+            self._is_over.wait()
 
     def wait(self) -> None:
         """Wait until the checkpoint is in its folder; a `CheckpointError` names the reason why it is not."""
-        self.thread.join()
+        self.join()
         atexit.unregister(self._print_failure)
         background_tasks.forget(self.wait)
         if self._error is not None:
@@ -175,14 +185,16 @@ class BackgroundWrite:
                 "The former one is unchanged. Save again, or with blocking=True."
             ) from self._error
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
         try:
-            self._work()
+            work()
         except BaseException as error:  # noqa: BLE001 - raised in `wait`
             self._error = error
+        finally:
+            self._is_over.set()
 
     def _print_failure(self) -> None:
-        self.thread.join()
+        self.join()
         if self._error is not None:
             sys.stderr.write(f"The checkpoint {self.folder} was not written: {self._error}\n")
 
@@ -204,8 +216,8 @@ class SaveChannel:
         # processes that were not in the main process's last save
         self.absent: set[int] = set()
         self.members: list[int] = []
-        # the thread of a save that is still being written
-        self.busy: threading.Thread | None = None
+        # a save that is still being written
+        self.busy: BackgroundWrite | None = None
         self._gloo: Any = None
         self.group = 0
         report_end = partial(_report_end, weakref.ref(self))

@@ -1,5 +1,7 @@
 """A save in the background holds what was so when it was called, and tells of its failure at the next call."""
 
+import os
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,6 +40,10 @@ def goes_on_while_it_is_written(folder: str) -> tuple[Any, Any, bool]:
     seen_early = Path(folder).exists()
     before = flat(made.model), made.counter.count
     made.epochs(1)  # every state moves on before anything is written
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        made.accelerator.save_state(folder, blocking=False)
+    assert "accelerate_nb checkpoint writer" in [thread.name for thread in threading.enumerate() if thread.is_alive()]
     go.set()
     assert made.accelerator.wait_for_checkpoint() == Path(folder)
     assert made.accelerator.wait_for_checkpoint() is None
