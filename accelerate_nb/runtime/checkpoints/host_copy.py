@@ -130,7 +130,8 @@ class HostCopier:
     def _tensor(self, tensor: Tensor) -> Tensor:
         if is_apart(tensor.device):
             return self._bringer.tensor(tensor)
-        if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+        is_lazy = tensor.is_conj() or tensor.is_neg()  # of which the storage's numbers are not the tensor's
+        if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_quantized or is_lazy:
             return tensor.detach().to("cpu", copy=True)
         if tensor.is_meta or tensor.numel() == 0:
             return tensor.detach()

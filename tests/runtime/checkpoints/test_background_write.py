@@ -158,12 +158,15 @@ def test_copies_share_memory_as_their_originals_do_and_a_mapping_of_ones_own_is_
         copier.copy([whole, threading.Lock()])  # one that fails leaves nothing for the next
     torch.arange(12.0, out=whole)
     state = {"low": whole[:4], "tied": whole[:4], "turned": whole.view(3, 4).t(), "deep": [(whole[2:3], 7, "text")]}
+    state["conjugate"] = torch.tensor([1 + 2j]).conj()
+    state["negative"] = state["conjugate"].imag
     own = Settings(3, ["a"])
     copied = copier.copy({**state, "own": own})
     copier.finish()
     whole.zero_()
     own.names.append("b")
     assert copied["low"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert (copied["conjugate"].tolist(), copied["negative"].tolist()) == ([1 - 2j], [-2.0])
     assert copied["turned"].stride() == (1, 4)
     assert copied["deep"][0][1:] == (7, "text")
     assert copied["low"].untyped_storage().data_ptr() == copied["turned"].untyped_storage().data_ptr()
