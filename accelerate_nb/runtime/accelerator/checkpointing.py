@@ -90,7 +90,7 @@ class CheckpointMethods(StepMethods):
 
         def after() -> None:
             if checkpoint.writes:
-                folders.prune(self.project_configuration)
+                folders.prune(self.project_configuration, paths.folder)
 
         with current_step_hold().saving():
             needs_all = not self.strategy.copies_are_whole

@@ -218,14 +218,15 @@ def number_of(folder: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def prune(project: ProjectConfiguration) -> None:
-    """Delete the oldest numbered checkpoints that are more than the project keeps, and what killed saves have left."""
+def prune(project: ProjectConfiguration, newest: Path) -> None:
+    """Delete the numbered checkpoints that are more than the project keeps beside the newest, and what killed saves have left."""
     if not project.automatic_checkpoint_naming:
         return
     home = numbered_in(project)
-    existing = numbered(home)
-    keep = len(existing) if project.total_limit is None else project.total_limit
-    for folder in existing[: max(0, len(existing) - keep)]:
+    # by its number the newest may be the first, where a run begins anew
+    others = [folder for folder in numbered(home) if folder.name != newest.name]
+    keep = len(others) if project.total_limit is None else project.total_limit - 1
+    for folder in others[: max(0, len(others) - keep)]:
         discard(CheckpointPaths.of(folder, drafts=home.parent))
     for left in home.parent.glob(".checkpoint_*"):
         if left.name.endswith(_INCOMPLETE):  # a draft that no process writes any more

@@ -142,6 +142,8 @@ def numbered(folder: str) -> tuple[list[str], int]:
     fill(model, 0.0)
     accelerator.load_state()
     kept = sorted(path.name for path in (Path(folder) / "checkpoints").iterdir())
+    for project.iteration, project.total_limit in ((0, 2), (4, 0)):
+        assert accelerator.save_state().is_dir()  # the new one stays, whatever its number is
     return kept, next(model.parameters()).flatten()[0].item()
 
 
