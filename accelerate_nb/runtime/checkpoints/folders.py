@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
@@ -35,6 +35,8 @@ class CheckpointPaths:
     folder: Path
     draft: Path
     former: Path
+    # whether a checkpoint that is in the folder already is an error
+    is_numbered: bool = False
 
     @classmethod
     def of(cls, folder: Path, drafts: Path | None = None) -> CheckpointPaths:
@@ -56,7 +58,12 @@ class CheckpointPaths:
 
 
 def clear(paths: CheckpointPaths) -> None:
-    """Make an empty draft, after finishing a save that was killed half-way."""
+    """Make an empty draft, after finishing a save that was killed half-way; one process of all who write to it calls it."""
+    if paths.is_numbered and paths.folder.exists():
+        raise ConfigurationError(
+            f"Checkpoint directory {paths.folder} ({number_of(paths.folder)}) already exists. Set "
+            "`accelerator.project_configuration.iteration` to a number that is free."
+        )
     settle(paths)
     shutil.rmtree(paths.draft.parent, ignore_errors=True)
     paths.draft.mkdir(parents=True)
@@ -165,13 +172,8 @@ def paths_to_write(requested: str | os.PathLike[str] | None, project: ProjectCon
     """The paths of the next checkpoint: by the project's numbering, else the folder that was passed."""
     if project.automatic_checkpoint_naming:
         folder = numbered_in(project) / f"checkpoint_{project.iteration}"
-        if folder.exists():
-            raise ConfigurationError(
-                f"Checkpoint directory {folder} ({project.iteration}) already exists. Set "
-                "`accelerator.project_configuration.iteration` to a number that is free."
-            )
         # Accelerate takes whatever has a number in its name, beside the numbered ones, for a checkpoint
-        return CheckpointPaths.of(folder, drafts=folder.parent.parent)
+        return replace(CheckpointPaths.of(folder, drafts=folder.parent.parent), is_numbered=True)
     if requested is None:
         raise ConfigurationError(
             "save_state() was called without a folder, and checkpoints are not numbered automatically. Pass a folder, or "

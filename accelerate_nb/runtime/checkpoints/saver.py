@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from accelerate_nb.errors import CheckpointError
+from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.runtime.checkpoints import folders, manifest
 from accelerate_nb.runtime.checkpoints.folders import CheckpointPaths
@@ -377,7 +377,7 @@ class MainProcessCommit(SingleProcessCommit):
             channel.put(f"{self._number}/plan", [members, group])
             channel.connect(members, group)
         except BaseException as error:
-            reason = str(error) if isinstance(error, (OSError, CheckpointError)) else _INTERRUPTED
+            reason = str(error) if isinstance(error, (OSError, CheckpointError, ConfigurationError)) else _INTERRUPTED
             channel.put(f"{self._number}/plan", reason)  # where there is no plan yet
             channel.put(f"{self._number}/over", "")
             raise
@@ -476,12 +476,12 @@ class OtherProcessCommit(SingleProcessCommit):
 
     def _find(self) -> bool:
         """Take part in the main process's save to the folder, or be apart; `False` where it was over without this process."""
-        channel, rank = self._channel, self._channel.world.rank
-        passed, first_passed = "", 0
+        channel, rank, own_folder = self._channel, self._channel.world.rank, str(self._folder)
+        passed, passed_number = "", 0
         while channel.are_there([f"{channel.next}"], SETTLE if passed else LIMIT):
             number, channel.next = channel.next, channel.next + 1
             folder = channel.get(f"{number}")
-            is_mine = folder == str(self._folder)
+            is_mine = folder == own_folder
             status = channel.put(f"{number}/{rank}", _JOINED if is_mine else _ELSEWHERE)
             if status == _JOINED:
                 plan = channel.get(f"{number}/plan")
@@ -489,17 +489,20 @@ class OtherProcessCommit(SingleProcessCommit):
                     raise CheckpointError(f"{folder} was not written: another process failed. {plan}")
                 channel.connect(*plan)
                 return True
+            if is_mine:
+                passed, passed_number = folder, number
+            elif status == _ELSEWHERE and passed != own_folder:
+                passed, passed_number = folder, passed_number or number
             if is_mine or status == _ELSEWHERE:
-                passed, first_passed = folder, first_passed or number
                 channel.get(f"{number}/over")
         if not passed:
             raise CheckpointError(
                 f"{self._folder} was not written: the main process did not save for {LIMIT:g} seconds."
             )
-        self.is_apart = passed != str(self._folder)
+        # a later save of the main process belongs to a later one of this process
+        channel.next = passed_number + 1
+        self.is_apart = passed != own_folder
         if self.is_apart:
-            # a later save of the main process belongs to a later one of this process
-            channel.next = first_passed + 1
             warn_user(
                 f"save_state was called with {self._folder} on rank {rank}, and with {passed} on the main process: this process's "
                 "own files are in its folder, and those that all have in common in the main process's. Pass the same folder on "

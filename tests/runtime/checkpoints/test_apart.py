@@ -132,6 +132,26 @@ def test_a_save_of_one_rank_names_who_is_missing_and_who_comes_late_takes_part_i
     assert not (tmp_path / "last" / "random_states_1.pkl").exists()
 
 
+def is_late_to_numbered_saves(folder: str) -> None:
+    """Rank 1 comes to the first save when the main process begins the second."""
+    saver.JOIN_TIMEOUT, saver.SETTLE = 0.2, 0.5
+    accelerator, _ = training(folder, True, None)
+    for turn in range(2):
+        for _ in range(1 if accelerator.is_main_process else 2 * turn):
+            accelerator.save_state()
+        accelerator.wait_for_everyone()
+    saver.RETURN_TIMEOUT = 30.0
+    accelerator.save_state()
+
+
+def test_a_rank_that_is_late_to_numbered_saves_leaves_those_of_the_main_process_as_they_are(tmp_path: Path) -> None:
+    run_on_ranks(is_late_to_numbered_saves, 2, str(tmp_path))
+    assert len(list(tmp_path.glob("checkpoints/*/model.safetensors"))) == 3
+    has_part = [path.parent.name for path in tmp_path.glob("checkpoints/*/random_states_1.pkl")]
+    assert "checkpoint_0" not in has_part
+    assert "checkpoint_2" in has_part
+
+
 # Two programs that load torch on a busy machine.
 LIMIT = 240.0
 SCRIPT = """
