@@ -171,9 +171,9 @@ def _move_in(paths: CheckpointPaths) -> None:
 def paths_to_write(requested: str | os.PathLike[str] | None, project: ProjectConfiguration) -> CheckpointPaths:
     """The paths of the next checkpoint: by the project's numbering, else the folder that was passed."""
     if project.automatic_checkpoint_naming:
-        folder = numbered_in(project) / f"checkpoint_{project.iteration}"
-        # Accelerate takes whatever has a number in its name, beside the numbered ones, for a checkpoint
-        return replace(CheckpointPaths.of(folder, drafts=folder.parent.parent), is_numbered=True)
+        home = numbered_in(project)
+        folder = home / f"checkpoint_{project.iteration}"
+        return replace(CheckpointPaths.of(folder, drafts=_drafts_of(home)), is_numbered=True)
     if requested is None:
         raise ConfigurationError(
             "save_state() was called without a folder, and checkpoints are not numbered automatically. Pass a folder, or "
@@ -229,8 +229,8 @@ def prune(project: ProjectConfiguration, newest: Path) -> None:
     others = [folder for folder in numbered(home) if folder.name != newest.name]
     keep = len(others) if project.total_limit is None else project.total_limit - 1
     for folder in others[: max(0, len(others) - keep)]:
-        discard(CheckpointPaths.of(folder, drafts=home.parent))
-    for left in home.parent.glob(".checkpoint_*"):
+        discard(CheckpointPaths.of(folder, drafts=_drafts_of(home)))
+    for left in _drafts_of(home).glob(".checkpoint_*"):
         if left.name.endswith(_INCOMPLETE):  # a draft that no process writes any more
             shutil.rmtree(left, ignore_errors=True)
 
@@ -242,6 +242,13 @@ def numbered_in(project: ProjectConfiguration) -> Path:
             "automatic_checkpoint_naming=True needs a folder to number checkpoints in. Pass project_dir as well."
         )
     return Path(project.project_dir).expanduser() / "checkpoints"
+
+
+def _drafts_of(home: Path) -> Path:
+    """The folder for the drafts of numbered checkpoints: it is on their file system, since they are renamed."""
+    # beside, where it can be: Accelerate takes whatever has a number in its name, beside the numbered ones, for a checkpoint
+    is_elsewhere = home.is_dir() and home.stat().st_dev != home.parent.stat().st_dev
+    return home if is_elsewhere else home.parent
 
 
 def note_save(folder: Path) -> None:
