@@ -377,7 +377,9 @@ class MainProcessCommit(SingleProcessCommit):
             channel.put(f"{self._number}/plan", [members, group])
             channel.connect(members, group)
         except BaseException as error:
-            reason = str(error) if isinstance(error, (OSError, CheckpointError, ConfigurationError)) else _INTERRUPTED
+            reason: Any = str(error) if isinstance(error, (OSError, CheckpointError)) else _INTERRUPTED
+            if isinstance(error, ConfigurationError):
+                reason = {"mistake": str(error)}
             channel.put(f"{self._number}/plan", reason)  # where there is no plan yet
             channel.put(f"{self._number}/over", "")
             raise
@@ -485,6 +487,8 @@ class OtherProcessCommit(SingleProcessCommit):
             status = channel.put(f"{number}/{rank}", _JOINED if is_mine else _ELSEWHERE)
             if status == _JOINED:
                 plan = channel.get(f"{number}/plan")
+                if isinstance(plan, dict):
+                    raise ConfigurationError(plan["mistake"])
                 if not isinstance(plan, list):
                     raise CheckpointError(f"{folder} was not written: another process failed. {plan}")
                 channel.connect(*plan)
