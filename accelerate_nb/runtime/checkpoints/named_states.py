@@ -171,9 +171,11 @@ def optimizer_files(
 
 
 def optimizer_state(optimizer: Any, models: Sequence[Module], options: states.StateDictOptions | None = None) -> Any:
-    """This process's part of the state of an optimizer of one of these models, by names of weights."""
-    bare = _bare(optimizer)
-    return states.get_optimizer_state_dict(_model_of(bare, models), bare, options=options)
+    """This process's part of the state of an optimizer of one of these models, by names of weights; none before its first step."""
+    bare, model = _bare(optimizer), _model_of(optimizer, models)
+    if not bare.state:  # torch would make a step, which counts
+        return _by_names(bare.state_dict(), model, bare)
+    return states.get_optimizer_state_dict(model, bare, options=options)
 
 
 def set_optimizer_state(optimizer: Any, models: Sequence[Module], state: dict[str, Any]) -> None:
@@ -223,13 +225,12 @@ def load_optimizer(
     parts, complete = folder / optimizer_folder(index), folder / file_names.numbered(file_names.OPTIMIZER_NAME, index)
     expected = f"the state of optimizer {index}"
     if (parts / LIST).exists() and (in_parts or not complete.exists()):
-        was_empty = not bare.state
-        try:
-            content = {"optimizer": _like(states.get_optimizer_state_dict(model, bare))}
-        finally:
-            if was_empty:  # an optimizer that has not stepped was given a state, of the right shapes
-                bare.state.clear()
-        list_shards(parts).load_into(content)
+        shards = list_shards(parts)
+        if any("state" in position[:2] for position in shards.positions.values()):
+            content = {"optimizer": _like(_state_of_step(model, bare))}
+        else:  # it was saved before the first step
+            content = {"optimizer": _by_names({**bare.state_dict(), "state": {}}, model, bare)}
+        shards.load_into(content)
         state, path = content["optimizer"], parts
     else:
         state, path = _by_names(read(complete, expected, mmap=True), model, bare), complete
@@ -237,6 +238,21 @@ def load_optimizer(
         kept = {name: parts_of(values, dict.fromkeys(values, weights[name])) for name, values in state["state"].items()}
         state = {**state, "state": kept}
     return LoadedFile(path, expected, state, lambda loaded: set_optimizer_state(optimizer, models, loaded))
+
+
+def _state_of_step(model: Module, optimizer: Any) -> Any:
+    """An optimizer's state, or one of the same shapes where it has not stepped, and has none afterwards either."""
+    if optimizer.state:
+        return states.get_optimizer_state_dict(model, optimizer)
+    gradients = {weight: weight.grad for group in optimizer.param_groups for weight in group["params"]}
+    for weight in gradients:
+        weight.grad = None  # torch makes no state where there is one
+    try:
+        return states.get_optimizer_state_dict(model, optimizer)
+    finally:
+        optimizer.state.clear()
+        for weight, gradient in gradients.items():
+            weight.grad = gradient
 
 
 def _like(state: Any) -> Any:

@@ -5,6 +5,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +104,28 @@ def test_another_number_of_ranks_has_the_same_numbers(
     wanted = run_on_ranks(saves, saved_by, folder, state_dict_type)[0]
     for found in run_on_ranks(loads, loaded_by, folder, 1):
         check_exact(found, wanted)
+
+
+def saves_before_it_steps(folder: str, state_dict_type: str) -> None:
+    plain, training = Training(), Training(0, state_dict_type)
+    training.accelerator.save_state(folder)
+    training.step()
+    training.accelerator.load_state(folder)
+    for trained in (plain, training):
+        trained.step(2)
+    check_exact(training.content(), plain.content())
+    training.accelerator.save_state(folder)
+    new = Training(1, state_dict_type)
+    new.model(torch.ones(4, 6)).sum().backward()
+    new.accelerator.load_state(folder)
+    check_exact(new.content(), plain.content())
+
+
+@pytest.mark.parametrize("state_dict_type", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_a_save_before_the_first_step_changes_nothing_and_a_load_then_is_exact(
+    tmp_path: Path, state_dict_type: str
+) -> None:
+    run_on_ranks(saves_before_it_steps, 1, str(tmp_path / "checkpoint"), state_dict_type)
 
 
 # Each moment that a checkpoint in parts adds to those of `test_kills`: the module and the name of what is called then, at which
@@ -219,6 +242,8 @@ def test_an_optimizer_that_has_not_stepped_has_no_state_after_a_refused_load(
     optimizer = torch.optim.AdamW(model.parameters())
     (tmp_path / named_states.optimizer_folder(0)).mkdir()
     (tmp_path / named_states.optimizer_folder(0) / named_states.LIST).touch()
+    shards = SimpleNamespace(positions={"optimizer.state.weight.step": ("optimizer", "state", "weight", "step")})
+    monkeypatch.setattr(named_states, "list_shards", lambda _: shards)
 
     def breaks(_: nn.Module, given: torch.optim.Optimizer) -> None:
         # as torch makes a state of the right shapes
