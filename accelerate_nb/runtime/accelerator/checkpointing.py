@@ -82,10 +82,15 @@ class CheckpointMethods(StepMethods):
         if checkpoint.writes:
             folders.note_save(paths.folder)
 
-        def files(draft: Path) -> list[FileToWrite]:
-            options = save_model_func_kwargs
+        def files(draft: Path, is_of_all: bool) -> list[FileToWrite]:
             return checkpoint.files(
-                draft, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks, model_options=options
+                draft,
+                self.step,
+                safe=safe_serialization,
+                is_of_all=is_of_all,
+                in_window=in_window,
+                hooks=hooks,
+                model_options=save_model_func_kwargs,
             )
 
         def after() -> None:

@@ -77,13 +77,17 @@ class Saver:
     def save(
         self,
         paths: CheckpointPaths,
-        files: Callable[[Path], list[FileToWrite]],
+        files: Callable[[Path, bool], list[FileToWrite]],
         after: Callable[[], None],
         *,
         needs_all: bool,
         blocking: bool,
     ) -> None:
-        """Save what `files` gives for a draft, and call `after` when it is committed; all processes call it."""
+        """
+        Save what `files` gives for a draft, and call `after` when it is committed; all processes call it.
+
+        `files` also gets whether all processes take part, so that it may call a collective.
+        """
         channel = self._channel
         if channel is not None and channel.busy is not None:
             channel.busy.join()  # another Accelerator's save
@@ -99,7 +103,8 @@ class Saver:
         try:
             with named(paths.folder):
                 paths.draft.mkdir(parents=True, exist_ok=True)  # on a machine with a disk of its own
-                wanted = files(paths.draft)
+                is_of_all = channel is None or (not agreement.is_apart and len(channel.members) == self.world.size)
+                wanted = files(paths.draft, is_of_all)
                 if not blocking:
                     contents = self._copier.copy([file.content for file in wanted])
                     self._copier.finish()
