@@ -28,6 +28,7 @@ from accelerate_nb.big_models.offload import (
 )
 from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
 from accelerate_nb.runtime.checkpoints.host_copy import address
+from accelerate_nb.runtime.compat.packages import is_bnb_available
 from accelerate_nb.user_warnings import warn_user
 
 logger = logging.getLogger("accelerate_nb.big_modeling")
@@ -104,7 +105,7 @@ def dispatch_model(
 
     Parts on the `cpu` beside accelerators, and parts on `disk`, come to `main_device` (the map's first accelerator) for their
     forward. What goes to the disk is written to `offload_dir`, unless it is there, or in `offload_index`. A map with
-    one device just moves the model, unless `force_hooks`. Raises a `ConfigurationError` that names the modules without a
+    one device just moves the model, unless `force_hooks` or a bitsandbytes whose models can't be moved. Raises a `ConfigurationError` that names the modules without a
     device.
 
     >>> model = dispatch_model(model, {"encoder": 0, "decoder": "cpu"})
@@ -112,6 +113,9 @@ def dispatch_model(
     check_device_map(model, device_map)
     check_devices(device_map)
     devices = list(dict.fromkeys(device_map.values()))
+    # models of an older bitsandbytes can't be moved
+    force_hooks |= getattr(model, "is_loaded_in_8bit", False) and not is_bnb_available("0.48.0")
+    force_hooks |= getattr(model, "is_loaded_in_4bit", False) and not is_bnb_available("0.43.2")
     if len(devices) > 1 or tensors.DISK in devices or force_hooks:
         if main_device is None:
             main_device = next((device for device in devices if device not in ("cpu", tensors.DISK)), "cpu")

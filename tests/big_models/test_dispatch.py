@@ -144,9 +144,12 @@ def test_one_device_just_moves_the_model(package):
     model = package.dispatch_model(seeded(Small), {"": "cpu"})
     assert not hasattr(model, "_hf_hook")
     assert model.hf_device_map == {"": "cpu"}
+    quantized = seeded(Small)  # by no bitsandbytes that can move it
+    quantized.is_loaded_in_8bit, quantized.to = True, None
     forced = package.dispatch_model(seeded(Small), {"": "cpu"}, force_hooks=True)
-    assert hasattr(forced, "_hf_hook")
-    assert torch.equal(run(forced, torch.ones(1, 3)), run(seeded(Small), torch.ones(1, 3)))
+    for model in (forced, package.dispatch_model(quantized, {"": "cpu"})):
+        assert hasattr(model, "_hf_hook")
+        assert torch.equal(run(model, torch.ones(1, 3)), run(seeded(Small), torch.ones(1, 3)))
 
 
 def test_hooks_of_a_dispatched_model_stand_where_accelerate_puts_them(tmp_path):
