@@ -355,12 +355,11 @@ class ContextParallel:
         output: Tensor = _Attention.apply(query, key, value, self._ring, is_causal, scale)  # type: ignore[no-untyped-call]
         return output
 
-    def _whole(self, *arguments: Any, **keywords: Any) -> Tensor:
+    def _whole(self, *arguments: Any, **keywords: Any) -> Any:
         """Attention of whole sequences, as torch has it."""
         self.is_attending = True
         try:
-            found: Tensor = self._plain(*arguments, **keywords)
-            return found
+            return self._plain(*arguments, **keywords)
         finally:
             self.is_attending = False
 
@@ -379,19 +378,21 @@ class ContextParallel:
             for name, module in model.named_modules():
                 if name.endswith("self_attn"):
                     module.register_forward_pre_hook(_causal, with_kwargs=True)
-        check = _FirstForward(self, self._plain)
+        check, forward = _FirstForward(self, self._plain), model.forward
 
-        def enter(*_: Any) -> None:
+        @wraps(forward)
+        def attending_forward(*arguments: Any, **keywords: Any) -> Any:
             self._depth += 1
             check.begin(self._calls)
+            output: Any = None
+            try:
+                output = forward(*arguments, **keywords)
+            finally:  # after an interrupt, too, for which torch calls no hooks
+                self._depth -= 1
+                check.end(self._calls, ended=output is not None)
+            return output
 
-        def leave(_model: Module, _inputs: Any, output: Any) -> None:
-            self._depth -= 1
-            # after an error there is no output
-            check.end(self._calls, ended=output is not None)
-
-        model.register_forward_pre_hook(enter, prepend=True)
-        model.register_forward_hook(leave, always_call=True)
+        model.forward = attending_forward
         return model
 
     def _complete_arguments(self, _model: Module, arguments: Any, keywords: dict[str, Any]) -> Any:
@@ -496,5 +497,4 @@ def _check_transformers(name: str, config: Any) -> None:
 
 def _plain_attention() -> Any:
     """Torch's own function."""
-    found: Any = F.scaled_dot_product_attention
-    return getattr(found, "__wrapped__", found)
+    return getattr(F.scaled_dot_product_attention, "__wrapped__", F.scaled_dot_product_attention)

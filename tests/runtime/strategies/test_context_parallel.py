@@ -275,6 +275,10 @@ def test_a_model_of_transformers_has_the_numbers_of_one_process(
 # Accelerate's block
 
 
+def interrupted(*_: torch.Tensor) -> torch.Tensor:
+    raise KeyboardInterrupt
+
+
 def in_a_block() -> None:
     accelerator = Accelerator(cpu=True, **along(cp_size=2))
     rank = accelerator.context_parallel_rank
@@ -287,6 +291,11 @@ def in_a_block() -> None:
         assert tokens.tolist() == positions.tolist() == [wanted]
         assert model(tokens, positions).shape == (1, 4, 11)
     assert (tokens.tolist(), positions.tolist()) == ([wanted], [list(range(8))])
+    # after an interrupted forward other models attend as before
+    inputs = torch.rand(1, 4, 8, 4)
+    with pytest.raises(KeyboardInterrupt):
+        accelerator.prepare(Model(4, interrupted).requires_grad_(False))(tokens, positions[:, :4])
+    assert torch.equal(_causal(inputs, inputs, inputs)[:, :, :1], inputs[:, :, :1])
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(16).view(2, 8)), batch_size=1))
     (batch,) = next(iter(loader))
     # what a prepared loader has cut stays as it is
