@@ -210,7 +210,12 @@ class SharedGradients:
         before = [weight.grad for _, weight in weights]
         for _, weight in weights:
             weight.grad = None
-        yield
+        try:
+            yield
+        except BaseException:
+            for (_, weight), earlier in zip(weights, before, strict=True):
+                weight.grad = earlier
+            raise
         for (name, weight), earlier in zip(weights, before, strict=True):
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)

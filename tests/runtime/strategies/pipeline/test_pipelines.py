@@ -11,7 +11,8 @@ from torch import nn
 
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
 from accelerate_nb.errors import DataError, StateError
-from accelerate_nb.runtime.strategies.pipeline.pipelined_model import NAMES
+from accelerate_nb.runtime.strategies.pipeline.pipelined_model import NAMES, SharedGradients
+from accelerate_nb.runtime.world.world import World
 from accelerate_nb.utils import FullyShardedDataParallelPlugin, TorchDynamoPlugin, TorchPipelineParallelConfig
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies import pipeline_without_reductions
@@ -71,6 +72,15 @@ def test_without_the_sum_of_shared_gradients_it_ends_in_other_weights() -> None:
     found = run_on_ranks(trained, 2, tied_llama, without_sum)
     name = "model.embed_tokens.weight"
     assert (found[0]["state"][name] - by_hand(tied_llama)["state"][name]).abs().max() > 1e-4
+
+
+def test_a_step_that_fails_keeps_the_gradients_of_those_before() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.grad = earlier = torch.ones(1, 1)
+    shared = SharedGradients(model, ["weight"], {}, (), World(0, 1, 0, 1, torch.device("cpu"), None))
+    with pytest.raises(KeyboardInterrupt), shared.added():
+        raise KeyboardInterrupt
+    assert model.weight.grad is earlier
 
 
 def eight_layers() -> nn.Module:
