@@ -142,7 +142,13 @@ class _HomewardPickler(_PayloadPickler):
 
 # The hooks of modules by which strategies, and torch's and Accelerate's own, take part in a step.
 _HOOKS = ("_hooks", "_pre_hooks", "_post_hooks")
-_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed_module", "_fsdp_use_orig_params")
+_MARKS = (
+    "__composable_api_state_key",
+    "_is_fsdp_managed_module",
+    "_fsdp_use_orig_params",
+    "_is_accelerate_prepared",
+    "_is_prepared_for",
+)
 _OF_PREPARING = ("accelerate_nb.", "torch.distributed.", "accelerate.")
 
 
@@ -161,7 +167,7 @@ def _reduce_module(module: Any) -> Any:
     if function is not copyreg.__newobj__ or not state or not isinstance(state[0], dict):  # type: ignore[attr-defined]
         return None
     kind = arguments[0]
-    attributes = {name: value for name, value in state[0].items() if not name.startswith(_SHARDING)}
+    attributes = {name: value for name, value in state[0].items() if not name.startswith(_MARKS)}
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and isinstance(module, fsdp.FSDPModule):
         # torch makes a class of its own from the model's

@@ -255,6 +255,21 @@ def test_what_was_prepared_before_is_prepared_anew_by_a_second_accelerator(size:
     assert run_on_ranks(generations, size, ends) == [[*expected, True]] * size
 
 
+def prepared_again(*objects: Any) -> list[Any]:
+    model, *others = Accelerator(cpu=True).prepare(*objects)
+    return [isinstance(model, DistributedDataParallel), torch.cat(list(others[1])).tolist(), (model.module, *others)]
+
+
+def test_what_another_launch_prepared_is_prepared_anew_and_its_loader_goes_on(accelerator: Accelerator) -> None:
+    model, optimizer, _, _ = parts()
+    objects = accelerator.prepare(model, optimizer, DataLoader(torch.arange(4), batch_size=1))
+    for epoch in (1, 2):
+        results = run_on_ranks(prepared_again, 2, *objects)
+        assert [result[:2] for result in results] == [[True, [0, 2]], [True, [1, 3]]]
+        objects = results[0][2]
+        assert objects[2].iteration == epoch
+
+
 def many_accelerators() -> float:
     for _ in range(300):
         accelerator = Accelerator()

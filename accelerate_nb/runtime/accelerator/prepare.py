@@ -24,6 +24,7 @@ from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
 from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, AcceleratedScheduler, innermost
 from accelerate_nb.runtime.training.prepared import add, is_prepared
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
+from accelerate_nb.runtime.world.registry import Generation
 from accelerate_nb.user_warnings import warn_user
 
 
@@ -34,7 +35,7 @@ class PrepareMethods(StepMethods):
     device_placement: bool
     rng_types: list[str | RNGType]
     step_scheduler_with_optimizer: bool
-    _generation: int
+    _generation: Generation
     _shows_epochs: bool
 
     def prepare(self, *args: Any, device_placement: list[bool | None] | None = None) -> Any:
@@ -162,15 +163,18 @@ class PrepareMethods(StepMethods):
         is_cut: bool = False,
     ) -> Any:
         """The loader; `is_cut` is whether its batches come with a model that gets parts of them, where sequences are split."""
-        if is_prepared(data_loader):
-            return add(self.bundle.loaders, data_loader)
+        former = data_loader
+        if getattr(former, "unprepared", None) is not None and not is_prepared(former, self._generation):
+            data_loader = former.unprepared
+        elif is_prepared(former):
+            return add(self.bundle.loaders, former, self._generation)
         more_axes = () if is_cut or self.world.mesh.sp == 1 else ("sp",)
         rank, replicas = self.world.mesh.data_replica(self.world.rank, *more_axes)
         data_seed = self.dataloader_config.data_seed
         if self.use_seedable_sampler and data_seed is None:
             # ranks may have begun with other seeds, as with set_seed(..., device_specific=True)
             (data_seed,) = broadcast_object_list([torch.initial_seed()])
-        prepared = prepare_data_loader(
+        prepared: Any = prepare_data_loader(
             data_loader,
             self.device,
             num_processes=replicas,
@@ -193,7 +197,11 @@ class PrepareMethods(StepMethods):
         prepared.cut = None if more_axes else self.strategy.batch_cutter
         prepared.step_metrics = self.step_metrics
         prepared.bar = len(self.bundle.loaders) if self._shows_epochs else None
-        return add(self.bundle.loaders, prepared)
+        prepared.unprepared = data_loader
+        if former is not data_loader:
+            prepared.resume(former.position())
+            prepared.skip_batches = former.skip_batches * former.stride // prepared.stride
+        return add(self.bundle.loaders, prepared, self._generation)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """The prepared loader without its first batches."""
@@ -206,9 +214,9 @@ class PrepareMethods(StepMethods):
         return found
 
     @property
-    def _prepared_for(self) -> str:
+    def _prepared_for(self) -> tuple[Generation, str]:
         """The key of what a model is prepared for; in another world, or in another precision, it is prepared again."""
-        return f"{self._generation} {self.precision.name}"
+        return self._generation, self.precision.name
 
     def _places(self, requested: bool | None) -> bool:
         return self.device_placement if requested is None else requested

@@ -70,6 +70,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.warned_of_repeated = False
         # which of its process's loaders it is, where its epochs are shown as a bar
         self.bar: int | None = None
+        # the loader that it was prepared from, which another launch prepares for itself
+        self.unprepared: Any = None
         # whether all ranks read it, in one order
         self.is_shared = False
         # what is to be done before each batch and after the last

@@ -20,7 +20,7 @@ class PreparedObjects:
             entries.clear()
 
 
-def add(entries: list[Any], prepared: Any, prepared_for: str = "") -> Any:
+def add(entries: list[Any], prepared: Any, prepared_for: Any) -> Any:
     """Keep an object once, and mark it as prepared."""
     if all(entry is not prepared for entry in entries):  # a user's class may define equality as it likes
         entries.append(prepared)
@@ -29,7 +29,7 @@ def add(entries: list[Any], prepared: Any, prepared_for: str = "") -> Any:
     return prepared
 
 
-def is_prepared(item: Any, prepared_for: str | None = None) -> bool:
+def is_prepared(item: Any, prepared_for: Any = None) -> bool:
     """Whether an object carries the mark; with `prepared_for`, whether it carries this one."""
     marked = bool(getattr(item, "_is_accelerate_prepared", False))
     return marked and prepared_for in (None, getattr(item, "_is_prepared_for", prepared_for))

@@ -107,6 +107,17 @@ def choose_device(size: int, local_rank: int, environment: Mapping[str, str], *,
     return torch.device(found.type, local_rank % torch.accelerator.device_count())
 
 
+class Generation:
+    """One of the worlds that processes have joined, as a mark on what was made in it; copies keep the mark, pickles lose it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Generation":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the same in each run, and loads where this package is not installed
+        return str, ()
+
+
 @dataclass(eq=False)
 class _WorldState:
     """The world that this process has joined, and what goes with it."""
@@ -118,7 +129,7 @@ class _WorldState:
     made_group: bool = False
     store: dist.Store | None = None
     joins: int = 0
-    generation: int = 0
+    generation: Generation = field(default_factory=Generation)
     pid: int = 0
     contract: tuple[str | None, ...] = ()
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -154,7 +165,7 @@ def current_world(rendezvous: Rendezvous | None = None) -> World:
         _held.world = rendezvous.join(os.environ, partial(_next_store, rendezvous))
         _held.made_group = _held.world.backend is not None and (_held.made_group or not existed)
         _held.contract = _contract()
-        _held.generation += 1
+        _held.generation = Generation()
     return _held.world
 
 
@@ -186,8 +197,8 @@ def has_own_store() -> bool:
     return _held.made_group
 
 
-def generation() -> int:
-    """The number of this world among those that this process has joined: what was made in another belongs to that."""
+def generation() -> Generation:
+    """The mark of the world that this process has joined: what was made in another, also by another process, has another one."""
     return _held.generation
 
 
