@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.nn import Module, ModuleList
@@ -98,7 +98,7 @@ def has_compiled_regions(module: Module) -> bool:
     return any(is_compiled_module(part) for part in module.modules()) if module._modules else False
 
 
-def is_repeated_blocks(module: Module) -> bool:
+def is_repeated_blocks(module: Module) -> TypeGuard[ModuleList]:
     """Whether this is a list of modules that are all of the class of its first."""
     return (
         isinstance(module, ModuleList) and len(module) > 0 and all(isinstance(part, type(module[0])) for part in module)
@@ -119,15 +119,23 @@ def compile_regions(module: Module, **compile_kwargs: Any) -> Module:
 
     >>> twin = compile_regions(torch.nn.Sequential(torch.nn.Linear(2, 2)), backend="eager")
     """
-    twin = _regions(module, compile_kwargs)
+    twin = _regions(module, compile_kwargs, {})
     if not is_compiled_module(twin):
         twin.__dict__["_orig_mod"] = module
     return twin
 
 
-def _regions(module: Module, arguments: dict[str, Any]) -> Module:
+def _regions(module: Module, arguments: dict[str, Any], twins: dict[int, Module]) -> Module:
+    """The twin of a module, which is one under all names that the module has."""
+    if id(module) not in twins:
+        twins[id(module)] = _new_twin(module, arguments, twins)
+    return twins[id(module)]
+
+
+def _new_twin(module: Module, arguments: dict[str, Any], twins: dict[int, Module]) -> Module:
     if is_repeated_blocks(module):
-        return ModuleList(_compiled(block, arguments) for block in module.children())
+        # children() would have a shared block once
+        return ModuleList(_compiled(block, arguments) for block in module)
     if not has_repeated_blocks(module):
         return _compiled(module, arguments)
     twin = object.__new__(type(module))
@@ -136,7 +144,9 @@ def _regions(module: Module, arguments: dict[str, Any]) -> Module:
         # a forward that was put on the instance, as mixed precision does, has to call the twin
         if isinstance(value, MethodType) and value.__self__ is module:
             twin.__dict__[name] = MethodType(value.__func__, twin)
-    twin.__dict__["_modules"] = {name: _regions(part, arguments) for name, part in module.named_children()}
+    twin.__dict__["_modules"] = {
+        name: None if part is None else _regions(part, arguments, twins) for name, part in module._modules.items()
+    }
     return twin
 
 

@@ -156,6 +156,15 @@ def test_blocks_are_compiled_and_the_model_stays_as_it_was() -> None:
     assert all(layer._compiled_call_impl is not None for layer in model.layers)
 
 
+def test_a_block_that_is_shared_and_a_part_with_two_names_or_none_are_in_the_twin() -> None:
+    model = Blocks().eval()
+    model.layers, model.norm = nn.ModuleList([model.layers[0]] * 3), model.first
+    model.register_module("head", None)
+    twin = compile.compile_regions(model, backend="eager")
+    assert torch.equal(twin(torch.ones(2, 8)), model(torch.ones(2, 8)))
+    assert (twin.norm is twin.first, twin.head) == (True, None)
+
+
 def test_blocks_are_distinguished_from_other_lists() -> None:
     model = Blocks()
     assert (compile.has_repeated_blocks(model), compile.is_repeated_blocks(model.layers)) == (True, True)
