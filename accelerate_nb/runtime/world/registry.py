@@ -43,7 +43,8 @@ class Rendezvous:
         rank, size, local_rank, local_size = numbers = rank_numbers(environment)
         device = choose_device(size, local_rank, environment, cpu=self.cpu)
         if device.type == "cuda":
-            torch.cuda.set_device(device)
+            if device.index is not None:  # ACCELERATE_TORCH_DEVICE=cuda has none
+                torch.cuda.set_device(device)
             if is_yes(environment, "ACCELERATE_CPU_AFFINITY"):
                 set_numa_affinity(device.index)
         if local_size > 1 and device.type == "cpu" and not environment.get("OMP_NUM_THREADS"):

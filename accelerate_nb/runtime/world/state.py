@@ -232,7 +232,7 @@ class PartialState(ProcessMethods):
 
     def set_device(self) -> None:
         """Make the process's device torch's current one."""
-        if self.device.type not in ("cpu", "mps", "xla"):
+        if self.device.type not in ("cpu", "mps", "xla") and self.device.index is not None:
             torch.accelerator.set_device_index(self.device)
 
     def destroy_process_group(self, group: Any = None) -> None:

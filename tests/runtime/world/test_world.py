@@ -103,9 +103,15 @@ def test_a_place_is_read_from_torchruns_variables() -> None:
         rank_numbers({"RANK": "first", "WORLD_SIZE": "2"})
 
 
-def test_a_device_can_be_named() -> None:
+def test_a_device_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device(1, 0, {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=False) == torch.device("meta")
     assert choose_device(1, 0, {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=True) == torch.device("cpu")
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda")  # without an index
+    forget()
+    state = PartialState()
+    state.set_device()
+    assert state.device == torch.device("cuda")
+    forget()
 
 
 @pytest.mark.parametrize(("requested", "count"), [({"backend": "nccl"}, 1), ({"backend": "gloo"}, 0), ({}, 0)])
