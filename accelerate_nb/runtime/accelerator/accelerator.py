@@ -129,6 +129,8 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         deepspeed = choose_plugins(deepspeed_plugin, deepspeed_plugins, self.state, launches_deepspeed)
         # not before what may be refused: all instances share it
         self.gradient_state = GradientState(accumulation)
+        # a loop that was left in a window of accumulation has set it to False
+        self.gradient_state.sync_gradients = True
         self._spread(precision, options, replace(spread, deepspeed=deepspeed))
         self.bundle = PreparedObjects()
         self._generation = registry.generation()
@@ -226,6 +228,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         self.strategy.release()
         self.bundle.clear()
         self.step = 0
+        self.gradient_state.sync_gradients = True
         return release_memory(*[None] * count)
 
     def clear(self, *objects: Any) -> list[None]:

@@ -271,16 +271,21 @@ def left_early() -> list[Any]:
         training.micro_step(batch)
         if number == 2:
             break  # inside of a window
-    return [training.synced, accelerator.gradient_state.in_dataloader, accelerator.step]
+    seen = [training.synced, accelerator.gradient_state.in_dataloader, accelerator.step]
+    for begin_anew in (accelerator.free_memory, Accelerator):
+        accelerator.gradient_state.sync_gradients = False
+        begin_anew()
+        seen.append(accelerator.sync_gradients)
+    return seen
 
 
 @pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_loader_that_is_left_early_leaves_nothing_behind(size: int) -> None:
     batches = 10 // size
     whole = [number % 2 == 0 or number == batches for number in range(1, batches + 1)]
-    for synced, in_loader, step in run_on_ranks(left_early, size):
+    for synced, *others in run_on_ranks(left_early, size):
         assert synced == [*whole, False, True, False]
-        assert (in_loader, step) == (False, 3)
+        assert others == [False, 3, True, True]
 
 
 def taken_up_again(folder: str) -> list[list[float]]:
