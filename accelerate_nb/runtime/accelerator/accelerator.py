@@ -247,7 +247,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
             self.wait_for_checkpoint()
         finally:
             self.strategy.close()
-            if self.world.backend is not None or registry.is_joined():
+            # a second call leaves the world of a newer Accelerator alone
+            is_of_world = self._generation is registry.generation()
+            if is_of_world and (self.world.backend is not None or registry.is_joined()):
                 registry.end()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:

@@ -84,6 +84,8 @@ def states_after_the_end() -> list[Any]:
     assert (is_initialized(), is_joined(), dist.is_initialized()) == (True, False, False)
     before.append(AcceleratorState().mixed_precision)  # what it knew it still knows
     second = Accelerator()
+    first.end_training()  # again
+    assert is_joined()
     total = second.reduce(torch.ones(1)).item()
     after = [AcceleratorState().mixed_precision, second.gradient_accumulation_steps, second.num_processes]
     second.end_training()
@@ -117,6 +119,13 @@ def goes_on_after_the_end(folder: Path) -> list[Any]:
 def test_after_the_end_an_accelerator_saves_logs_waits_and_gathers(tmp_path: Path, size: int) -> None:
     found = run_on_ranks(goes_on_after_the_end, size, tmp_path)
     assert found == [[["weights.bin"], [*range(size)], True, size]] * size
+
+
+def test_a_group_of_one_process_is_not_the_next_accelerators() -> None:
+    accelerator = Accelerator(cpu=True, strategy="fsdp")
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    accelerator.end_training()
+    assert (Accelerator(cpu=True).state.backend, dist.is_initialized()) == (None, False)
 
 
 def test_a_loop_that_runs_again_after_the_end_accumulates_as_before() -> None:
