@@ -68,7 +68,8 @@ class World:
         if self.size == 1:
             return
         # nccl needs its device, or it guesses one from the rank, which is another rank's on a second machine
-        dist.barrier(self.axis_group, device_ids=[self.device.index] if self.device.type == "cuda" else None)
+        has_index = self.device.type == "cuda" and self.device.index is not None
+        dist.barrier(self.axis_group, device_ids=[self.device.index] if has_index else None)
 
     def settle(self) -> None:
         """Have the device begin with all pending work; most begin at once."""
