@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -49,6 +50,9 @@ class Precision:
 
     def reset(self, optimizer: Optimizer) -> None:
         """The gradients of an optimizer were thrown away."""
+
+    def release(self) -> None:
+        """Forget every optimizer."""
 
 
 def precision_name(requested: str | PrecisionType | None) -> str:
@@ -160,7 +164,12 @@ class FP16(BF16):
         """Step unless a gradient overflowed, then adapt the factor; returns whether the optimizer stepped."""
         if self.scaler is None:
             return super().step(optimizer, closure)
-        has_stepped = scaled_step(self.scaler, optimizer, closure)
+        try:
+            has_stepped = scaled_step(self.scaler, optimizer, closure)
+        except BaseException:
+            if self.scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED:
+                self._unscaled[id(optimizer)] = optimizer  # the next backward adds to these gradients
+            raise
         if not self.scaler.is_enabled():
             return has_stepped
         self._unscaled.pop(id(optimizer), None)
@@ -175,6 +184,11 @@ class FP16(BF16):
         if self.scaler is not None and self.scaler.is_enabled():
             self._unscaled.pop(id(optimizer), None)
             self.scaler._per_optimizer_states.pop(id(optimizer), None)
+
+    def release(self) -> None:
+        self._unscaled.clear()
+        if self.scaler is not None:
+            self.scaler._per_optimizer_states.clear()  # its keys are ids, which other optimizers may get
 
 
 def scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:

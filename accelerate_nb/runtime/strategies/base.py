@@ -416,6 +416,7 @@ class Strategy:
     def release(self) -> None:
         """Release what was prepared."""
         self.optimizers.clear()
+        self.precision.release()
 
     def close(self) -> None:
         """The training is over."""

@@ -93,6 +93,23 @@ def test_clipping_for_one_optimizer_leaves_the_next_backward_of_another_scaled()
     assert [weight.item() for weight in weights] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("frees", [False, True])
+def test_gradients_are_true_after_a_step_that_failed_and_after_memory_was_freed(frees: bool) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=SCALE)])
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
+    accelerator.backward(weight.sum())
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    if frees:
+        accelerator.free_memory()
+        weight.grad = None
+        accelerator.prepare(optimizer)
+    accelerator.backward(weight.sum())
+    optimizer.step()
+    assert weight.item() == (0.0 if frees else -1.0)
+
+
 def test_scaling_can_be_turned_off() -> None:
     off = GradScalerKwargs(enabled=False)
     accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[off])
