@@ -87,6 +87,8 @@ class PrepareMethods(StepMethods):
                 prepared.append(add(self.bundle.models, item if new is None else new, self._prepared_for))
             elif isinstance(item, self._optimizer_types):
                 stepping = item if new is None else self._stepping(new, placements[index])
+                if isinstance(stepping, AcceleratedOptimizer):
+                    stepping.step_through(self.strategy)  # another `Accelerator` may have prepared it
                 prepared.append(add(self.bundle.optimizers, stepping, self._prepared_for))
             else:
                 prepared.append(item)

@@ -96,6 +96,12 @@ class AcceleratedOptimizer(Optimizer):
         self.scaler.update()
         return has_stepped
 
+    def step_through(self, strategy: Strategy) -> None:
+        """Step through this strategy from now on if it has a loss scaler of its own, unless the user has assigned one."""
+        scaler = strategy.precision.scaler
+        if scaler is not None and self.scaler is self._own_strategy().precision.scaler:
+            self.scaler, self._strategy = scaler, strategy
+
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""
         if not self.gradient_state.sync_gradients:
