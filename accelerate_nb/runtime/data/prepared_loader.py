@@ -48,6 +48,31 @@ class LoaderPosition:
         self.batches, self.start, self.is_first = 0, None, False
 
 
+class OuterLoop:
+    """The state of a loader in a loop over it, inside of which another loop over it begins, such as to evaluate on training data."""
+
+    def __init__(self, loader: PreparedLoader, *, is_resumed: bool) -> None:
+        self._loader = loader
+        self._flags = {"end_of_dataloader": loader.end_of_dataloader, "remainder": loader.remainder}
+        is_position_kept = loader._course.start is not None and not is_resumed
+        holders = (loader._course, loader._source) if is_position_kept else ()
+        self._position = [(holder, dict(vars(holder))) for holder in holders if holder is not None]
+
+    def restore(self, *, with_position: bool) -> bool:
+        """Give the loader its state back, if the outer loop has not ended; returns whether its position was given back, too."""
+        course, loaders = self._loader._course, self._loader.gradient_state.dataloader_references
+        if not any(getattr(loader, "_course", None) is course for loader in loaders):
+            return False
+        vars(self._loader).update(self._flags)
+        if not self._position or not with_position:
+            return False
+        pending = course.pending
+        for holder, state in self._position:
+            vars(holder).update(state)
+        course.pending = pending
+        return True
+
+
 class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     """A `DataLoader` of one process among others: each iteration is an epoch, and one saved half-read goes on after `resume`."""
 
@@ -110,13 +135,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own class of iterators
         pending = self._take_pending()
         self._synchronize(resumed=pending.get("batches", 0) > 0)
-        start = self._states()
+        start = {**self._states(), **{name: pending[name] for name in _TAKEN_UP if name in pending}}
         done = self.skip_batches or pending.get("batches", 0)
+        outer = OuterLoop(self, is_resumed=bool(pending))
         self.begin()
-        training_calls = self.gradient_state.training_calls
+        training_calls, is_complete = self.gradient_state.training_calls, False
         try:
             self.set_epoch(self.iteration)
-            self._course.begin(done, {**start, **{name: pending[name] for name in _TAKEN_UP if name in pending}})
+            self._course.begin(done, start)
             batches = self._batches(self._to_skip(done), pending)
             if self.bar is not None:
                 rest = length_of(self)
@@ -129,9 +155,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             if self.gradient_state.training_calls == training_calls:
                 # of a training's batches a repeated sample is no wrong number
                 self.warn_of_repeated()
+            is_complete = True
         finally:
-            self._course.end()
             self.end()
+            # a loop that was left, and that a variable or a traceback holds, may end after another one has begun
+            is_current = self._course.start is start
+            is_evaluation = is_current and self.gradient_state.training_calls == training_calls
+            if not outer.restore(with_position=is_evaluation) and (is_current or is_complete):
+                self._course.end()
 
     def _batches(self, skip: int, begun: Mapping[str, Any]) -> Generator[Any, None, None]:
         """This process's batches after the first `skip`, in the order of an epoch that was `begun` before, at that position."""
