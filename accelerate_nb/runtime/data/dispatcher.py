@@ -227,9 +227,10 @@ class DataLoaderDispatcher(PreparedLoader):
             messages = self._messages(world)
             first = list(islice(messages, 1))
             filling = None  # samples that can fill up the last batch
-            if first and world.size > 1:
+            parts = self._replica(world)[1]
+            if first and parts > 1:
                 batch = first[0][0]
-                filling = self._slice(batch, slice(0, self._replica(world)[1]), size_of(batch), world)
+                filling = self._slice(batch, slice(0, parts), size_of(batch), world)
             waiting = chain(first, messages)
             # what is skipped is read, since the last batch may need samples of the first
             for _ in islice(waiting, skip):

@@ -41,9 +41,9 @@ def test_processes_of_one_copy_of_a_model_read_the_same_batches_as_with_accelera
     assert both.ours[0] == both.ours[1]
 
 
-def dispatched(length: int, split: dict[str, int] | None = None) -> Any:
+def dispatched(length: int, split: dict[str, int] | None = None, size: int | None = 2) -> Any:
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**split) if split else None)
-    loader = accelerator.prepare(DataLoader(Stream(length), 2))
+    loader = accelerator.prepare(DataLoader(Stream(length), size))
     return [(plain(batch), plain(accelerator.gather_for_metrics(batch))) for batch in loader], loader.total_batch_size
 
 
@@ -51,6 +51,7 @@ def dispatched(length: int, split: dict[str, int] | None = None) -> Any:
 def test_a_dispatched_batch_is_the_same_for_processes_that_split_a_model(axis: str) -> None:
     batches = [[0, 1], [2, 3], [4]]
     assert run_on_ranks(dispatched, 2, 5, {axis: 2}) == [([(batch, batch) for batch in batches], 2)] * 2
+    assert run_on_ranks(dispatched, 2, 2, {axis: 2}, None) == [([(0, 0), (1, 1)], 1)] * 2  # what can't be cut
 
 
 def test_fewer_samples_than_processes_are_repeated() -> None:
