@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Sub
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.compat.enums import named
 from accelerate_nb.runtime.data import sharding
-from accelerate_nb.runtime.data.batch_tree import is_at_hand, is_column
+from accelerate_nb.runtime.data.dispatcher import is_at_hand, is_column
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader, length_of
 from accelerate_nb.runtime.operations.nested import leaves_of, placed
 from accelerate_nb.runtime.training.seed import synchronize_rng_states

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.data.batch_tree import is_column
+from accelerate_nb.runtime.data.dispatcher import is_column
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
 from accelerate_nb.runtime.data.sharding import LastStep
 from accelerate_nb.runtime.operations import collective

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import DataError
-from accelerate_nb.runtime.data.batch_tree import cut, joined, size_of
+from accelerate_nb.runtime.data.dispatcher import cut, joined, size_of
 from accelerate_nb.runtime.operations.nested import placed
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import Numbers, typed

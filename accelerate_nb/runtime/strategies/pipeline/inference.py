@@ -10,9 +10,8 @@ from accelerate_nb.errors import DataError
 from accelerate_nb.runtime.operations.collective import broadcast
 from accelerate_nb.runtime.operations.nested import ignorant_find_batch_size, send_to_device
 from accelerate_nb.runtime.strategies.pipeline.microbatches import microbatches
-from accelerate_nb.runtime.strategies.pipeline.pipelined_model import StageRanks
-from accelerate_nb.runtime.strategies.pipeline.stage_plan import plan_stages
-from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel, move_weights
+from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel, move_weights, plan_stages
+from accelerate_nb.runtime.strategies.pipeline.strategy import StageRanks
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.runtime.world.state import PartialState
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
 from accelerate_nb.errors import DataError, StateError
-from accelerate_nb.runtime.strategies.pipeline.pipelined_model import NAMES, SharedGradients
+from accelerate_nb.runtime.strategies.pipeline.strategy import NAMES, SharedGradients
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.utils import FullyShardedDataParallelPlugin, TorchDynamoPlugin, TorchPipelineParallelConfig
 from tests.ranks import run_on_ranks

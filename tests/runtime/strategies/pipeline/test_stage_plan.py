@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accelerate_nb import ConfigurationError
-from accelerate_nb.runtime.strategies.pipeline.stage_plan import balanced, layers_of, plan_stages, shared_by_stages
+from accelerate_nb.runtime.strategies.pipeline.staged_model import balanced, layers_of, plan_stages, shared_by_stages
 
 
 class Model(nn.Module):
