@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from accelerate_nb.devices.gpus import cuda_is_awake
 from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.transport import messages
-from accelerate_nb.transport.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.channel import Channel, ReceivedMessage, blocking_pair
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import die_with_parent, kill_sessions
@@ -417,7 +417,7 @@ class PreforkPool:
         """Fork one more; `forget` closes, in the new process, what belongs to this one."""
         parent = os.getpid()
         try:
-            near, far = socket.socketpair()
+            near, far = blocking_pair()
             pid = os.fork()
         except OSError:
             # a limit of the system's is reached, which a launch reports

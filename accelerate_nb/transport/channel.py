@@ -172,6 +172,15 @@ class StreamPair:
             self._reader = self._writer = -1
 
 
+def blocking_pair() -> tuple[socket.socket, socket.socket]:
+    """A connected pair of sockets without a timeout, whatever `socket.setdefaulttimeout` has for new ones."""
+    pair = socket.socketpair()
+    for end in pair:
+        # the other process may not know of a timeout, and its descriptor would not block
+        end.settimeout(None)
+    return pair
+
+
 def is_ready(descriptor: int, timeout: float, event: int = select.POLLIN) -> bool:
     """Whether a descriptor can be read, or has the other event, or ends, within so many seconds."""
     poll = select.poll()

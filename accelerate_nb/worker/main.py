@@ -118,6 +118,8 @@ class RankConnection:
         # other ranks need the store also after this one's function has returned: it lasts until all have
         self._store: Any = None
         sock = socket.socket(fileno=worker.descriptors.events)
+        # what the notebook, or a module, has set for new sockets is not for this one
+        sock.settimeout(None)
         self._sender = EventSender(sock, worker.rank)
         connect(self._sender)
         self.channel = open_inbox(sock, worker.descriptors.stacks)

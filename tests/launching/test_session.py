@@ -1,5 +1,6 @@
 """A session keeps its workers from one cell to the next, and whatever a cell does, the next one can run."""
 
+import socket
 import sys
 import threading
 import time
@@ -443,8 +444,12 @@ def test_an_interrupt_of_the_notebook_interrupts_the_cell(session):
     works(session)
 
 
-def test_closing_leaves_no_process(tmp_path):
-    fresh_session = start(tmp_path)
+@pytest.mark.parametrize("method", ["supervisor", "fork"])
+def test_closing_leaves_no_process(method, tmp_path, request):
+    # as before downloads; the notebook's connections to ranks have none
+    request.addfinalizer(lambda: socket.setdefaulttimeout(None))
+    socket.setdefaulttimeout(0.1)
+    fresh_session = start(tmp_path, start_method=method)
     workers = [psutil.Process(pid) for pid in pids(fresh_session)]
     fresh_session.run("while True: pass")
     fresh_session.close()

@@ -29,7 +29,7 @@ from accelerate_nb.launching.step_requests import checked_ranks
 from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.rank.step_hold import checked_change
 from accelerate_nb.transport import messages
-from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.channel import Channel, blocking_pair
 
 _NAME = "control.sock"
 # The size of `sockaddr_un.sun_path` is 108 bytes on Linux and 104 on macOS.
@@ -219,7 +219,7 @@ class ControlClient:
             try:
                 if self._sock is None or self._channel is None:
                     if self._tunnel:
-                        self._sock, far = socket.socketpair()
+                        self._sock, far = blocking_pair()
                         with far:
                             end = far.fileno()
                             # it ends with the connection

@@ -32,7 +32,7 @@ from accelerate_nb.launching.nodes.node_pool import HandedMachine
 from accelerate_nb.launching.nodes.rendezvous import RendezvousSettings
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.placement import devices_of
-from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.channel import Channel, blocking_pair
 from accelerate_nb.transport.memory_file import memory_file, read_entries, write_entries
 from accelerate_nb.transport.messages import LaunchFailed, RunStarted, ShowText
 from accelerate_nb.transport.serializer import dump, load
@@ -74,7 +74,7 @@ def launch_detached(
 def _start_run_host(run_request: RunRequest, machines: Sequence[HandedMachine]) -> None:
     """Start a run host, which takes over the payload, and machines that joined this process; returns when processes can attach to the run."""
     descriptor = memory_file("accelerate_nb_request")
-    near, far = socket.socketpair()
+    near, far = blocking_pair()
     offer = None
     try:
         if run_request.placement.start == "supervisor":

@@ -26,7 +26,7 @@ from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.sources.installed_packages import installation_times
 from accelerate_nb.supervisor.main import BROKEN, UNFIT
 from accelerate_nb.transport import messages
-from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.channel import Channel, blocking_pair
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.worker_spec import LocalWorker, current_folder, python_command, python_path
 from accelerate_nb.user_warnings import warn_user
@@ -77,7 +77,7 @@ class SupervisorHandle:
     def start(cls, names: Iterable[str]) -> SupervisorHandle:
         """Start a supervisor that loads these modules."""
         loaded = tuple(names)
-        near, far = socket.socketpair()
+        near, far = blocking_pair()
         log = memory_file("accelerate_nb_supervisor")
         # its death signal fires when the thread that made it ends: only the main thread lasts as long as the process
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
@@ -98,7 +98,7 @@ class SupervisorHandle:
 
     def offer(self) -> SupervisorOffer:
         """Have a supervisor forked for another process; the descriptor of its socket is the caller's to hand on and close."""
-        near, far = socket.socketpair()
+        near, far = blocking_pair()
         with far, self._lock:
             self._control.send(messages.ForkSupervisor(), [far.fileno()])
         return SupervisorOffer(near.detach(), self._log, tuple(self.loaded))
@@ -143,7 +143,7 @@ class SupervisorHandle:
 
     def fork(self, run: str, workers: Sequence[LocalWorker]) -> Channel:
         """Have workers forked; returns the channel that reports on them."""
-        near, far = socket.socketpair()
+        near, far = blocking_pair()
         with far, self._lock:
             self._control.send(messages.OpenGroup(run), [far.fileno()])
             for worker in workers:

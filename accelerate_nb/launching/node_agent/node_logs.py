@@ -19,7 +19,7 @@ from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.events.run_folder import KEPT_RUNS
 from accelerate_nb.reports.text_format import bytes_text
-from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.channel import Channel, blocking_pair
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import RankOutput, StartWorkers
 from accelerate_nb.transport.worker_spec import LocalWorker, WorkerDescriptors
@@ -44,7 +44,7 @@ class Connection:
         try:
             opened += os.pipe()
             opened += os.pipe()
-            opened += (end.detach() for end in socket.socketpair())
+            opened += (end.detach() for end in blocking_pair())
             opened += map(memory_file, ("accelerate_nb_outcome", "accelerate_nb_stacks"))
             # one after the other, so that the first is closed where the second fails
             opened += (os.dup(file) for file in opened[-2:])
@@ -53,10 +53,11 @@ class Connection:
                 os.close(descriptor)
             raise
         out_read, out_write, err_read, err_write, near, far, outcome, stacks, its_outcome, its_stacks = opened
-        for descriptor in (out_read, err_read, near):
+        for descriptor in (out_read, err_read):
             os.set_blocking(descriptor, False)
         ends = WorkerDescriptors(stdout=out_write, stderr=err_write, events=far, outcome=its_outcome, stacks=its_stacks)
         events = socket.socket(fileno=near)
+        events.setblocking(False)
         return Connection(out_read, err_read, events, Channel(events), outcome, stacks, ends)
 
     def close(self) -> None:

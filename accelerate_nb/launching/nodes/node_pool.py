@@ -4,7 +4,6 @@ import atexit
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.launching.node_agent.node_network import REPLY_TIMEOUT, check_reach, endpoint_of, of_all
 from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, RemoteAgent
 from accelerate_nb.launching.planning.placement import Host
-from accelerate_nb.transport.channel import Channel, Reply, is_ready
+from accelerate_nb.transport.channel import Channel, Reply, blocking_pair, is_ready
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import ListenToPeers, Message, NodeFacts, PeerEndpoint, QueryNode
 from accelerate_nb.transport.worker_spec import LOOPBACK, NetworkAddress, python_command, python_path
@@ -88,7 +87,7 @@ def agent_command(python: str) -> list[str]:
 
 def start_command(words: Sequence[str]) -> PlacedAgent:
     """Start the command, in a session of its own; raises `OSError` where it is not there."""
-    near, far = socket.socketpair()
+    near, far = blocking_pair()
     output = memory_file("accelerate_nb_agent")
     try:
         with far:
@@ -110,7 +109,7 @@ class LocalNodes(NodeEngine):
     inherits_environment = False
 
     def place(self, node: str) -> PlacedAgent:
-        near, far = socket.socketpair()
+        near, far = blocking_pair()
         output = memory_file("accelerate_nb_agent")
         with far:
             process = subprocess.Popen(
