@@ -85,6 +85,10 @@ class EventSender:
                 except OSError:
                     # the notebook's process has gone, and this one is about to be ended
                     self._due.clear()
+                except BaseException:
+                    # an interrupt may have cut the line off: the next event begins one
+                    self._due.appendleft(b"\n")
+                    raise
 
 
 class EventReader:

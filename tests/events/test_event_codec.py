@@ -5,6 +5,9 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
+
+import pytest
 
 from accelerate_nb.events.event_codec import EventReader, EventSender, to_line
 from accelerate_nb.events.event_types import Display, LogLine, Metric, StateChange
@@ -67,6 +70,16 @@ def test_a_very_large_event_costs_no_more_than_its_size():
     # when the rest is put together anew for each piece, this takes many seconds
     assert time.thread_time() - begin < 3
     assert len(found[0].data["image/png"]) == 30_000_000
+
+
+def test_an_event_that_an_interrupt_cuts_off_spoils_no_other():
+    sock = Mock(**{"sendall.side_effect": [KeyboardInterrupt, None, None]})
+    sender = EventSender(sock, rank=0)
+    with pytest.raises(KeyboardInterrupt):
+        sender.send(EVENTS[1])
+    sender.send(EVENTS[0])
+    cut_off, *others = [call.args[0] for call in sock.sendall.call_args_list]
+    assert list(EventReader().feed(b"".join([cut_off[:9], *others]))) == EVENTS[:1]
 
 
 def test_what_is_sent_in_the_midst_of_sending_waits_for_nobody_and_comes_after():
