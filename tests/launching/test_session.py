@@ -1,5 +1,6 @@
 """A session keeps its workers from one cell to the next, and whatever a cell does, the next one can run."""
 
+import signal
 import socket
 import sys
 import threading
@@ -334,6 +335,26 @@ def test_an_interrupt_ends_the_cell_and_not_the_session(session, how):
     assert isinstance(error_of(cell), KeyboardInterrupt)
     works(session)
     assert pids(session) == before
+
+
+def test_an_interrupt_while_an_earlier_one_is_reported_comes_too_late(session):
+    def interrupted():
+        later = [signal.SIGINT]
+
+        class Interrupted(KeyboardInterrupt):
+            __notes__ = property(lambda _: [signal.raise_signal(later.pop())] if later else [])
+
+        print("there")
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+    cell = session.call(interrupted)
+    reached(cell)
+    cell.interrupt()
+    assert isinstance(error_of(cell), KeyboardInterrupt)
+    works(session)
 
 
 def reached(cell):

@@ -160,10 +160,10 @@ class TaskLoop:
             reply = self._reply(due) if not self._is_interrupted else self._failed(KeyboardInterrupt())
             self._can_be_stopped = False
         except KeyboardInterrupt as error:
+            self._can_be_stopped = False
             if not self._is_interrupted:
                 raise
             reply = self._failed(error)
-        self._can_be_stopped = False
         current_step_profiler().end_function()
         if self._is_interrupted and reply.failure is not None:
             reply = replace(reply, failure=structs.replace(reply.failure, ended_by_us=True))
@@ -227,6 +227,8 @@ class TaskLoop:
         return {name: main_names[name] for name in names}
 
     def _failed(self, error: BaseException) -> session_tasks.TaskReply:
+        # the code has ended: an interrupt of it comes too late
+        self._can_be_stopped = False
         sources = sources_of(self._shell.compile._filename_map)
         if isinstance(error, SyntaxError) and error.filename is not None and error.filename in sources.numbers:
             # it holds a file name of its own
