@@ -49,8 +49,8 @@ def take_over(stdout: int, stderr: int) -> None:
 def flush() -> None:
     """Have everything written that Python and C hold back."""
     for stream in (sys.stdout, sys.stderr):
-        # a function may have closed or replaced it
-        with suppress(OSError, ValueError):
+        # a function may have closed it, or replaced it by what has no such method
+        with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).fflush(None)

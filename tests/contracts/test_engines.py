@@ -182,6 +182,13 @@ def test_what_a_rank_prints_is_kept_under_its_rank_and_in_order(isolated, facts_
         assert b"line 198\r\nline 199\n" in kept
 
 
+def test_what_stands_in_the_place_of_stdout_needs_no_flush(isolated, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    run = isolated.launch(setattr, (sys, "stdout", object()))
+    run.wait(60)
+    assert {glance.state for glance in run.view.glances()} == {"finished"}
+
+
 def test_what_an_inline_function_prints_appears_here(engine, capfd):
     if engine.isolated:
         pytest.skip("only an inline function prints where this process does")

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeAlias
@@ -13,6 +12,7 @@ from accelerate_nb.transport.channel import frame
 from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.worker_spec import LocalWorker, python_command, python_path
+from accelerate_nb.worker import stdio
 from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import kill_sessions
 
@@ -103,8 +103,7 @@ class ChildProcesses:
 def fork_workers(payload: Payload, workers: Sequence[LocalWorker]) -> ChildProcesses:
     """Fork a process for each worker: they inherit everything, so nothing has to travel."""
     # what is buffered here would be written by every child as well
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    stdio.flush()
     parent, ranks = os.getpid(), {}
     for worker in workers:
         with warnings.catch_warnings():
