@@ -232,7 +232,8 @@ class ControlClient:
                     self._channel = Channel(self._sock, passes_descriptors=not self._tunnel)
                 self._sock.settimeout(timeout)
                 return self._channel.request(message, messages.Message, timeout)
-            except OSError:
+            except BaseException:
+                # the reply, which may still come, is not that of the next request
                 self.close()
                 raise
 
@@ -336,6 +337,10 @@ class RemoteConductor:
         try:
             return self._client.request(message, timeout)
         except OSError as error:
+            saved = kept_run(self.facts.folder)
+            if saved is not None and saved.is_over:
+                # since a moment ago
+                return messages.LiveState(done=True, events=())
             raise LaunchError(
                 f"The process that conducts {self.facts.name} did not reply: {error}. `accelerate-nb runs` shows what is known of it; "
                 f"its folder is {shown_path(self.facts.folder)}."

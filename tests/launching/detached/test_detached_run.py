@@ -11,15 +11,25 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, notebook_launcher, runs
 from accelerate_nb.events.event_types import HostSample, NodeRanks
+from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.detached.control import ControlServer, apply_live, connect, live_events
+from accelerate_nb.launching.detached.control import (
+    ControlClient,
+    ControlServer,
+    RemoteConductor,
+    apply_live,
+    connect,
+    live_events,
+)
 from accelerate_nb.launching.detached.saved_outcome import saved_result
 from accelerate_nb.transport.memory_file import write_entries
+from accelerate_nb.transport.messages import QueryStacks, StacksReply
 from tests.launching.detached.trainings import (
     SETTINGS,
     as_another_user,
@@ -98,9 +108,14 @@ def test_an_interrupt_ends_the_wait_and_not_the_run(folder):
     assert not run.done
     before = steps_of(folder)
     until(lambda: steps_of(folder) > before)
+    host, late = host_of(run.folder), RemoteConductor(kept_run(run.folder))
     run.request_stop("kill")
     with pytest.raises(StoppedError):
         run.wait()
+    # nobody follows it: it finds the end when it requests something
+    until_gone([host])
+    late.request_stop("finish")
+    assert late.stacks() == ""
 
 
 def test_an_error_comes_back_with_its_class_and_the_lines_that_raised_it(folder):
@@ -202,6 +217,19 @@ def test_the_socket_is_its_users_alone_and_works_at_a_long_path(tmp_path):
         assert stat.S_IMODE(control.path.stat().st_mode) == 0o600
         assert client.fileno() >= 0
     assert not control.path.exists()
+
+
+def test_the_reply_to_an_interrupted_request_is_not_the_next_one_s(tmp_path):
+    def stacks():
+        if run.stacks.call_count == 1:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return str(run.stacks.call_count)
+
+    run, control = Mock(stacks=Mock(side_effect=stacks)), ControlServer(tmp_path)
+    with control.serve(run), closing(ControlClient(control.path)) as client:
+        with pytest.raises(KeyboardInterrupt):
+            client.request(QueryStacks())
+        assert client.request(QueryStacks()) == StacksReply("2")
 
 
 def test_where_a_folder_holds_no_sockets_another_place_is_taken(tmp_path, monkeypatch):
