@@ -224,11 +224,13 @@ class Conductor:
         self._thread.start()
 
     def request_stop(self, how: Stop) -> None:
-        if self.over.is_set():
-            return
-        if self._stopped is None:
-            self.run_context.take(StateChange(None, "stopping", time.time(), "as requested"))
-        self._stopped = stronger(self._stopped, how)
+        with self._status_lock:
+            # the last event stays the last
+            if self._is_finishing:
+                return
+            if self._stopped is None:
+                self.run_context.take(StateChange(None, "stopping", time.time(), "as requested"))
+            self._stopped = stronger(self._stopped, how)
         self._stop_requested.set()
         if (worker_group := self._worker_group) is not None:
             worker_group.stop(how)
