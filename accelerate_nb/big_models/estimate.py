@@ -137,7 +137,7 @@ def _stages(weights: Sequence[TensorInfo], count: int) -> list[list[TensorInfo]]
     if count == 1:
         return [list(weights)]
     # not before it is used: it loads what trains
-    from accelerate_nb.runtime.strategies.pipeline.stage_plan import balanced
+    from accelerate_nb.runtime.strategies.pipeline.staged_model import balanced
 
     on_all = [weight for weight in weights if weight.is_buffer and not weight.block]
     named: dict[str, list[TensorInfo]] = {}

@@ -1,4 +1,4 @@
-"""A model whose own forward computes one stage at a time, with absent tensors for what other stages compute."""
+"""The stages of a model, of consecutive layers, and the model whose own forward computes one stage at a time, others absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strategy that gives each process some consecutive layers of the model: a pipeline of stages, trained in a schedule of torch's."""
+"""The strategy that gives each process some consecutive layers: a pipeline of stages, trained in the order of a schedule of torch."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
