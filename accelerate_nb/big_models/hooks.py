@@ -160,9 +160,6 @@ def remove_hook_from_submodules(module: Module) -> None:
     remove_hook_from_module(module, recurse=True)
 
 
-# -------------------------------------------------------------------------------------------------- layerwise casting
-
-
 @dataclass(eq=False)
 class LayerwiseCastingHook(ModelHook):
     """Keeps a module's weights in `storage_dtype`, and casts them to `compute_dtype` while its forward runs."""

@@ -160,9 +160,6 @@ def load_state_dict(checkpoint_file: Folder, device_map: tensors.DeviceMap | Non
     return state
 
 
-# ------------------------------------------------------------------------------------------------------------ loading
-
-
 def load_checkpoint_in_model(
     model: Module,
     checkpoint: Folder,

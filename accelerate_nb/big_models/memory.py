@@ -137,9 +137,6 @@ def as_classes(no_split_module_classes: str | Collection[str] | None) -> list[st
     return [no_split_module_classes] if isinstance(no_split_module_classes, str) else list(no_split_module_classes)
 
 
-# ------------------------------------------------------------------------------------------------------------ devices
-
-
 def get_max_memory(max_memory: Memory | None = None) -> dict[int | str, int]:
     """
     The bytes that each device may hold: those that are free now, or those of `max_memory`, as whole numbers.

@@ -308,9 +308,6 @@ def align_module_device(module: Module, execution_device: tensors.Device | None 
             tensors.set_module_tensor_to_device(module, name, device)
 
 
-# ------------------------------------------------------------------------------------------------------- whole models
-
-
 class CpuOffload(ModelHook):
     """
     Keeps a model on the CPU until it is called; it stays on `execution_device` afterwards.

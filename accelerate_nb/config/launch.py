@@ -147,8 +147,7 @@ class LaunchingConfig:
         help="With max_restarts: a run that lost nodes goes on with as few as these, and with fewer processes; num_nodes='1:2' sets both.",
     )
     hosts: Annotated[str, HostList()] = _of_machines(
-        "",
-        help="The machines to run on, which ssh reaches, with their numbers of processes where you like: a,b:4.",
+        "", help="The machines to run on, which ssh reaches, with their numbers of processes where you like: a,b:4."
     )
     hostfile: str = _of_machines(
         "",
@@ -156,9 +155,7 @@ class LaunchingConfig:
         help="A file of hosts as MPI and DeepSpeed read it, in place of hosts: one a line, such as a slots=4.",
     )
     ssh_command: str = _of_machines(
-        "ssh",
-        label="SSH command",
-        help="The command that reaches hosts, with its options.",
+        "ssh", label="SSH command", help="The command that reaches hosts, with its options."
     )
     node_python: str = _of_machines(
         "",
@@ -197,9 +194,7 @@ class LaunchingConfig:
         help="More options of the meeting: join_timeout (seconds that machines wait for each other), is_host.",
     )
     rdzv_id: str = _of_machines(
-        "none",
-        label="Name of the rendezvous",
-        help="A name for the run, equal on all machines.",
+        "none", label="Name of the rendezvous", help="A name for the run, equal on all machines."
     )
     log_line_prefix_template: str | None = setting(
         None,

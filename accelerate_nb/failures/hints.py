@@ -154,8 +154,7 @@ _CASES = (
     ),
     KnownMistake(r"EADDRINUSE|[Aa]ddress already in use", "Leave out use_port, and any free port is taken."),
     KnownMistake(
-        r"[Dd]efault process group has not been initialized",
-        "Make an Accelerator() before: it connects the ranks.",
+        r"[Dd]efault process group has not been initialized", "Make an Accelerator() before: it connects the ranks."
     ),
 )
 

@@ -65,11 +65,7 @@ def runs(*, folder: str | os.PathLike[str] | None = None) -> RunTable: ...
 def runs(first: RunName, /, *, folder: str | os.PathLike[str] | None = None) -> RunTable: ...
 @overload
 def runs(
-    first: RunName,
-    second: RunName,
-    /,
-    *more: RunName,
-    folder: str | os.PathLike[str] | None = None,
+    first: RunName, second: RunName, /, *more: RunName, folder: str | os.PathLike[str] | None = None
 ) -> ComparedRuns: ...
 def runs(*names: RunName, folder: str | os.PathLike[str] | None = None) -> RunTable | ComparedRuns:
     """

@@ -25,10 +25,7 @@ Step = Callable[[Tensor], None]
 Make = Callable[[], nn.Module]  # of a model with `blocks` of class `Block`, whose output is a loss
 
 # GPT-2's smallest with 124 M parameters, and one with 1.3 B, of GPT-3's shape.
-SHAPES = {
-    "124 M": Shape(batch=8),
-    "1.3 B": Shape(layers=24, heads=16, width=2048, batch=2),
-}
+SHAPES = {"124 M": Shape(batch=8), "1.3 B": Shape(layers=24, heads=16, width=2048, batch=2)}
 
 
 def rows_of(count: int, rounds: int, seconds: float, *, tiny: bool) -> Iterator[Row]:

@@ -274,8 +274,4 @@ SECTIONS: dict[str, Callable[[int], list[Row]]] = {
 
 
 if __name__ == "__main__":
-    main(
-        *(measure, __doc__, 15),
-        decimals=1,
-        only={"nargs": "+", "choices": list(SECTIONS)},
-    )
+    main(*(measure, __doc__, 15), decimals=1, only={"nargs": "+", "choices": list(SECTIONS)})

@@ -55,13 +55,7 @@ def test_a_cause_is_shown_once_with_an_error_and_with_its_line_where_a_cell_rais
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        "input('how many? ')",
-        "getpass()",
-        "breakpoint()",
-        "import pdb; pdb.set_trace()\n        print()",
-    ],
+    "call", ["input('how many? ')", "getpass()", "breakpoint()", "import pdb; pdb.set_trace()\n        print()"]
 )
 def test_asking_the_keyboard_in_a_worker_is_an_error_and_no_hang(kernel: Kernel, call: str) -> None:
     cell = kernel.run(f"""

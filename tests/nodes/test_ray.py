@@ -92,9 +92,7 @@ def has_reservation() -> bool:
     return any(group["state"] != "REMOVED" for group in placement_group_table().values())
 
 
-def test_a_launch_trains_on_two_nodes_stays_warm_and_names_a_lost_agent(
-    settings: dict[str, Any],
-) -> None:
+def test_a_launch_trains_on_two_nodes_stays_warm_and_names_a_lost_agent(settings: dict[str, Any]) -> None:
     alone = launch(trains, (4,), num_processes=1, cpu=True, panel="off", folder=settings["folder"]).wait()
     assert launch(trains, (4,), **settings).wait() == pytest.approx(alone, abs=1e-6)
     first = launch(place, **settings, results="all").wait()

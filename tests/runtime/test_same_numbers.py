@@ -11,11 +11,7 @@ RECIPES = [
     Recipe(precision="bf16", accumulation=2, schedule="lambda"),
     *(
         pytest.param(recipe, marks=pytest.mark.slow)
-        for recipe in (
-            Recipe(),
-            Recipe(accumulation=4, schedule="step", clip=False),
-            Recipe(samples=11, dropout=0.3),
-        )
+        for recipe in (Recipe(), Recipe(accumulation=4, schedule="step", clip=False), Recipe(samples=11, dropout=0.3))
     ),
 ]
 

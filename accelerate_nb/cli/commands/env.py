@@ -268,9 +268,6 @@ def _gib(size: int) -> float:
     return round(size / (1 << 30), 2)
 
 
-# -------------------------------------------------------------------------------------------------- facts as Markdown
-
-
 def _lines_of(facts: Mapping[str, Any]) -> Iterator[str]:
     """The facts as Markdown, which issues are written in."""
     for heading, inner in facts.items():

@@ -186,9 +186,6 @@ def _keyword_arguments(text: str) -> dict[str, Any]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------------- text
-
-
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
     """The figures as tables of text."""
     memory = facts["device_memory"]

@@ -91,9 +91,6 @@ def _commands(arguments: argparse.Namespace, file: str | None, commands: list[st
     return given
 
 
-# -------------------------------------------------------------------------- the line of gcloud, which is only printed
-
-
 def line_for_a_pod(tpus: TpusConfig, command: str, *, is_alpha: bool = False) -> str:
     """The line of gcloud that runs a command on each machine of a pod, at once; an error where no name was given."""
     # without a zone it is in the one of `gcloud config`

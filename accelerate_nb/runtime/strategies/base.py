@@ -403,8 +403,6 @@ class Strategy:
         """The states of optimizers, from complete files."""
         return read_states(folder, file_names.OPTIMIZER_NAME, optimizers, options)
 
-    # The rest
-
     def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any] | None:
         """A block in which processes may have different numbers of batches; `None` where they always need equally many."""
         return None

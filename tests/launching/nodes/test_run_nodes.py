@@ -59,12 +59,7 @@ def test_hosts_have_slots_users_and_addresses():
 def test_a_hostfile_is_read_as_mpi_and_deepspeed_write_it(tmp_path: Path):
     file = tmp_path / "hosts"
     file.write_text("# of DeepSpeed\nworker-1 slots=4\nworker-2 slots = 2 max_slots=8\n\nmpich:3  # of MPICH\nalone\n")
-    assert run_nodes.read_hostfile(file) == (
-        Host("worker-1", 4),
-        Host("worker-2", 2),
-        Host("mpich", 3),
-        Host("alone"),
-    )
+    assert run_nodes.read_hostfile(file) == (Host("worker-1", 4), Host("worker-2", 2), Host("mpich", 3), Host("alone"))
     file.write_text("# nobody\n")
     with pytest.raises(ConfigurationError, match="names no host"):
         run_nodes.read_hostfile(file)

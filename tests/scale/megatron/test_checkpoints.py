@@ -32,10 +32,7 @@ class Training:
         torch.manual_seed(seed)
         plugin = MegatronLMPlugin(gradient_clipping=0.5, num_micro_batches=2, **settings)
         self.accelerator = Accelerator(
-            cpu=True,
-            mixed_precision=precision,
-            megatron_lm_plugin=plugin,
-            step_scheduler_with_optimizer=False,
+            cpu=True, mixed_precision=precision, megatron_lm_plugin=plugin, step_scheduler_with_optimizer=False
         )
         config = transformer_config(
             self.accelerator.world.mesh,
@@ -87,11 +84,7 @@ def both(settings: dict[str, Any], options: dict[str, Any], folder: Path) -> tup
 
 @pytest.mark.parametrize(
     ("settings", "options"),
-    [
-        (WIDTHS, {"dropout": 0.1}),
-        (STAGES, {}),
-        (COPIES, {"precision": "bf16"}),
-    ],
+    [(WIDTHS, {"dropout": 0.1}), (STAGES, {}), (COPIES, {"precision": "bf16"})],
     ids=["widths with dropout", "stages", "copies with parts of the optimizer's states in bf16"],
 )
 def test_a_resumed_training_ends_in_the_weights_of_one_without_a_stop(

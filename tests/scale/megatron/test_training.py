@@ -155,8 +155,7 @@ def in_16_bits(precision: str, is_distributed: bool) -> dict[str, Any]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("precision", "is_distributed", "rounding"),
-    [("no", True, 1e-4), ("bf16", False, 0.05), ("bf16", True, 0.05)],
+    ("precision", "is_distributed", "rounding"), [("no", True, 1e-4), ("bf16", False, 0.05), ("bf16", True, 0.05)]
 )
 def test_optimizers_of_megatron_step_as_torchs_own(precision: str, is_distributed: bool, rounding: float) -> None:
     found = on_ranks(in_16_bits, 2, precision, is_distributed)

@@ -200,8 +200,6 @@ class FSDP(ShardedStrategy):
         """A block whose backward averages gradients, those that were held among them."""
         return self._gradient_sync(model, enabled=True)
 
-    # The rest
-
     def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
         """A warning about weights that learn and are in no sharded model."""
         whole = sum(not isinstance(weight, DTensor) and weight.numel() > 0 for weight in learning)

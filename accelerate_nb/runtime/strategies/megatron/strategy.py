@@ -327,8 +327,6 @@ class MegatronParallel(Strategy):
             if step.model is model:
                 step.zero_grad()
 
-    # The rest
-
     def release(self) -> None:
         """Release what was prepared."""
         super().release()
