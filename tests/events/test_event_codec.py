@@ -83,18 +83,11 @@ def test_an_event_that_an_interrupt_cuts_off_spoils_no_other():
 
 
 def test_what_is_sent_in_the_midst_of_sending_waits_for_nobody_and_comes_after():
-    sent = []
-
-    class Collecting:
-        """A socket during whose sending a finalizer sends, too, as that of a progress bar does."""
-
-        def sendall(self, line):
-            sent.append(line)
-            if len(sent) == 1:
-                sender.send(EVENTS[1])
-
-    sender = EventSender(Collecting(), rank=0)
+    sock = Mock()
+    sender = EventSender(sock, rank=0)
+    # a finalizer sends meanwhile, as that of a progress bar does
+    sock.sendall.side_effect = lambda line: sender.send(EVENTS[1]) if line == to_line(EVENTS[0]) else None
     sending = threading.Thread(target=sender.send, args=(EVENTS[0],), daemon=True)
     sending.start()
     sending.join(20)
-    assert sent == [to_line(item) for item in EVENTS[:2]]
+    assert [call.args[0] for call in sock.sendall.call_args_list] == [to_line(item) for item in EVENTS[:2]]

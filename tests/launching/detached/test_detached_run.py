@@ -220,16 +220,13 @@ def test_the_socket_is_its_users_alone_and_works_at_a_long_path(tmp_path):
 
 
 def test_the_reply_to_an_interrupted_request_is_not_the_next_one_s(tmp_path):
-    def stacks():
-        if run.stacks.call_count == 1:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        return str(run.stacks.call_count)
-
-    run, control = Mock(stacks=Mock(side_effect=stacks)), ControlServer(tmp_path)
+    main, replies = threading.main_thread().ident, iter(["", "new"])
+    run = Mock(stacks=lambda: next(replies) or str(signal.pthread_kill(main, signal.SIGINT)))
+    control = ControlServer(tmp_path)
     with control.serve(run), closing(ControlClient(control.path)) as client:
         with pytest.raises(KeyboardInterrupt):
             client.request(QueryStacks())
-        assert client.request(QueryStacks()) == StacksReply("2")
+        assert client.request(QueryStacks()) == StacksReply("new")
 
 
 def test_where_a_folder_holds_no_sockets_another_place_is_taken(tmp_path, monkeypatch):
