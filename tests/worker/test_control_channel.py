@@ -44,7 +44,7 @@ def computes_in_threads(path):
 def test_stacks_of_a_rank_are_requested_as_often_as_one_likes_while_its_threads_run(tmp_path):
     end = tmp_path / "end"
     run = launch(computes_in_threads, (str(end),), **SETTINGS)
-    until_it_runs(run)
+    until(lambda: "in computes_in_threads" in run.stacks(), run)
     for _ in range(100):
         assert "in computes_in_threads" in run.stacks()
     end.touch()
