@@ -9,55 +9,51 @@ from typing import get_args
 
 import pytest
 
-from accelerate_nb.events import event_types
+from accelerate_nb.events import event_types as events
 from accelerate_nb.events.event_codec import from_line, to_line
 
-FRAMES = (event_types.Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),)
-OPERATIONS = (event_types.ProfiledOperation("aten::mm", 18, 0.25, 0.5, "cpu"),)
+FRAMES = (events.Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),)
+OPERATIONS = (events.ProfiledOperation("aten::mm", 18, 0.25, 0.5, "cpu"),)
 NUMBERS = {"a": [10**40, math.nan, -math.inf]}
 EVENTS = [
-    event_types.LogLine(0, "stdout", 'tab\t quote " newline \n grüße 😀 \udcff', 1.5, open=True),
-    event_types.Metric(3, "loss/train", -1e-300, 12, 2.0),
-    event_types.Metric(3, "loss", math.inf, None, 2.0),
-    event_types.Progress(1, "epoch", 3.0, None, 0.0),
-    event_types.HostSample(12.5, (1, 2), None, (3, 4), 0.0),
-    event_types.HostSample(12.5, (1, 2), None, None, 0.0, node=3),
-    event_types.IdleWarning(61.0, "rank 1 is elsewhere", 0.0),
-    event_types.Display(0, {"text/plain": "x", "application/json": {"a": [1, {"b": None}]}}, {"isolated": True}, 0.0),
-    event_types.DeviceSample(0, "cuda:0", 12.5, 2**40, None, 0.0),
-    event_types.StateChange(None, "failed", 7.25, "why"),
-    event_types.StateChange(0, "running", 0.0),
-    event_types.Failure(
-        2, "KeyError", "'x'", "a\nb", 1.0, -11, ("last", "words"), lost_connection=True, ended_by_us=True
-    ),
-    event_types.Failure(0, "E", "m", "t", 1.0, frames=FRAMES, advice="Do."),
-    event_types.Hang(30.0, "rank 1 waits in gather", "stacks", 2.0),
-    event_types.TaskDone(1, 7),
-    event_types.FirstStep(1, 2.5),
-    event_types.NodeRanks(1, "gpu-b", 4, 7),
-    event_types.Restart(2, 3, "rank 1 ended with SIGKILL", 0.4, 3.0),
-    event_types.MeshCoordinates(1, {"dp_shard": 0, "tp": 1}, 11.0),
-    event_types.PrecisionChoice(0, "bf16", 11.0),
-    event_types.StepBreakdown(1, 7, 0.1, 0.2, 0.3, 0.0, 0.4, 0.0, 11.0, workers=2, compiled=True),
-    event_types.MemoryUse(1, 2**40, 3, 4, None, 11.0),
-    event_types.KnobValue(1, "lr", 1e-3, 7, None, 0.1, 11.0, changed=True),
-    event_types.ProfileRequested(1, 2, 10, 11.0),
-    event_types.StepProfile(1, 2, 9, 0.5, OPERATIONS, "/runs/1/profile.json.gz", 11.0),
+    events.LogLine(0, "stdout", 'tab\t quote " newline \n grüße 😀 \udcff', 1.5, open=True),
+    events.Metric(3, "loss/train", -1e-300, 12, 2.0),
+    events.Metric(3, "loss", math.inf, None, 2.0),
+    events.Progress(1, "epoch", 3.0, None, 0.0),
+    events.HostSample(12.5, (1, 2), None, (3, 4), 0.0),
+    events.HostSample(12.5, (1, 2), None, None, 0.0, node=3),
+    events.IdleWarning(61.0, "rank 1 is elsewhere", 0.0),
+    events.Display(0, {"text/plain": "x", "application/json": {"a": [1, {"b": None}]}}, {"isolated": True}, 0.0),
+    events.DeviceSample(0, "cuda:0", 12.5, 2**40, None, 0.0),
+    events.StateChange(None, "failed", 7.25, "why"),
+    events.StateChange(0, "running", 0.0),
+    events.Failure(2, "KeyError", "'x'", "a\nb", 1.0, -11, ("last", "words"), lost_connection=True, ended_by_us=True),
+    events.Failure(0, "E", "m", "t", 1.0, frames=FRAMES, advice="Do."),
+    events.Hang(30.0, "rank 1 waits in gather", "stacks", 2.0),
+    events.TaskDone(1, 7),
+    events.FirstStep(1, 2.5),
+    events.NodeRanks(1, "gpu-b", 4, 7),
+    events.Restart(2, 3, "rank 1 ended with SIGKILL", 0.4, 3.0),
+    events.MeshCoordinates(1, {"dp_shard": 0, "tp": 1}, 11.0),
+    events.PrecisionChoice(0, "bf16", 11.0),
+    events.StepBreakdown(1, 7, 0.1, 0.2, 0.3, 0.0, 0.4, 0.0, 11.0, workers=2, compiled=True),
+    events.MemoryUse(1, 2**40, 3, 4, None, 11.0),
+    events.KnobValue(1, "lr", 1e-3, 7, None, 0.1, 11.0, changed=True),
+    events.ProfileRequested(1, 2, 10, 11.0),
+    events.StepProfile(1, 2, 9, 0.5, OPERATIONS, "/runs/1/profile.json.gz", 11.0),
     # what JSON has no numbers or no text for
-    event_types.Metric(0, "loss", math.nan, 2**70, 2.0),
-    event_types.Metric(0, "loss", -math.inf, 3, 2.0),
-    event_types.Metric(0, "steps", 7.0, 3, 2.0),
-    event_types.Progress(0, "epoch", math.inf, math.nan, 1.0, math.nan, "it", True, "a", "\udc80"),
-    event_types.Display(0, {"text/plain": "\ud800", "application/json": NUMBERS}, {}, 0.0, "id", update=True),
-    event_types.Failure(
-        1, "OSError", "no such file: '\udcff\udcfe'", "\x1b[31mred\x1b[0m \u2028", 1.0, None, ("\udcff",)
-    ),
-    event_types.HeldAt(1, 2, None),
-    event_types.HeldAt(1, 0, 7, 0.25, True, True, 3),
+    events.Metric(0, "loss", math.nan, 2**70, 2.0),
+    events.Metric(0, "loss", -math.inf, 3, 2.0),
+    events.Metric(0, "steps", 7.0, 3, 2.0),
+    events.Progress(0, "epoch", math.inf, math.nan, 1.0, math.nan, "it", True, "a", "\udc80"),
+    events.Display(0, {"text/plain": "\ud800", "application/json": NUMBERS}, {}, 0.0, "id", update=True),
+    events.Failure(1, "OSError", "no such file: '\udcff\udcfe'", "\x1b[31mred\x1b[0m \u2028", 1.0, None, ("\udcff",)),
+    events.HeldAt(1, 2, None),
+    events.HeldAt(1, 0, 7, 0.25, True, True, 3),
 ]
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("event", EVENTS, ids=type)
 def test_an_event_survives_its_line(event):
     line = to_line(event)
     assert line.endswith(b"\n")
@@ -69,11 +65,11 @@ def test_an_event_survives_its_line(event):
 def test_a_node_s_label_has_its_number_once():
     labels = {"gpu-b": "node 1 · gpu-b", "node1": "node 1 · node1"}
     labels |= {name: name for name in ("node 1", "node 1 on gpu-b")}
-    assert {name: event_types.NodeRanks(1, name, 4, 7).label for name in labels} == labels
+    assert {name: events.NodeRanks(1, name, 4, 7).label for name in labels} == labels
 
 
 def test_every_kind_is_tried():
-    assert {type(event) for event in EVENTS} == set(get_args(event_types.Event))
+    assert {type(event) for event in EVENTS} == set(get_args(events.Event))
 
 
 def test_a_type_that_is_not_known_is_named():
@@ -94,13 +90,13 @@ def test_a_file_of_before_msgspec_wrote_it_is_read():
     [
         (
             '"LogLine", "rank": 0, "stream": "stdout", "text": "a", "time": 1.0, "open": false',
-            event_types.LogLine(0, "stdout", "a", 1.0),
+            events.LogLine(0, "stdout", "a", 1.0),
         ),
         (
             '"Failure", "rank": 1, "type": "KeyError", "message": "m", "traceback": "t", "time": 1.0',
-            event_types.Failure(1, "KeyError", "m", "t", 1.0),
+            events.Failure(1, "KeyError", "m", "t", 1.0),
         ),
-        ('"Answered", "rank": 1, "number": 7', event_types.TaskDone(1, 7)),
+        ('"Answered", "rank": 1, "number": 7', events.TaskDone(1, 7)),
     ],
 )
 def test_a_folder_of_before_the_type_tags_is_read(fields, event):
@@ -108,7 +104,7 @@ def test_a_folder_of_before_the_type_tags_is_read(fields, event):
 
 
 def test_a_line_keeps_its_type_and_the_exceptions_apart():
-    failure = json.loads(to_line(event_types.Failure(1, "KeyError", "m", "t", 1.0)))
+    failure = json.loads(to_line(events.Failure(1, "KeyError", "m", "t", 1.0)))
     assert failure["type"] == "failure"
     assert failure["exception"] == "KeyError"
 
@@ -119,7 +115,7 @@ def test_fields_of_a_later_version_are_passed_over():
 
 
 def failure(rank, time, **more):
-    return event_types.Failure(rank, "E", "", "", time, **more)
+    return events.Failure(rank, "E", "", "", time, **more)
 
 
 def aborted(last_line):
@@ -141,4 +137,4 @@ def aborted(last_line):
 )
 def test_the_cause_leads_in_whatever_order_failures_come(failures, leads):
     for order in itertools.permutations(failures):
-        assert event_types.cause(order).rank == leads
+        assert events.cause(order).rank == leads

@@ -21,12 +21,8 @@ def line(text, rank=0, open=True):
 @pytest.mark.parametrize(
     "given",
     [
-        {"total": 10},
-        {"total": 10, "desc": "epoch 1"},
-        {"total": 10, "postfix": {"loss": 0.5}},
-        {"total": 10, "ncols": 40, "ascii": True},
-        {"total": 10**7, "unit": "B", "unit_scale": True},
-        {},
+        *({}, {"total": 10}, {"total": 10, "desc": "epoch 1"}, {"total": 10, "postfix": {"loss": 0.5}}),
+        *({"total": 10, "ncols": 40, "ascii": True}, {"total": 10**7, "unit": "B", "unit_scale": True}),
         {"desc": "read", "unit": "file", "initial": 1000, "unit_scale": True},
     ],
 )

@@ -56,7 +56,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=type)
 def test_an_exception_made_anew_is_the_same(error):
     found = exception_copy.rebuilt_exception(type(error), error.args, exception_copy.exception_values(error))
     assert type(found) is type(error)
@@ -76,7 +76,7 @@ def test_what_c_keeps_is_held_too():
     assert exception_copy.exception_values(KeyError("x")) == {}
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), Frozen(3)], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [KeyError("x"), Frozen(3)], ids=type)
 def test_an_exception_of_elsewhere_keeps_its_context_where_another_is_handled(error):
     context = ValueError("its own")
     object.__setattr__(error, "__context__", context)

@@ -91,17 +91,12 @@ def test_a_thread_that_faulthandler_leaves_out_is_reported_in_its_words():
     [
         ([DUMP, DUMP, OTHER], {2}),
         ([OTHER, DUMP, DUMP, ""], {0, 3}),
-        ([DUMP, OTHER], set()),
-        ([DUMP, DUMP], set()),
-        ([DUMP], set()),
-        ([], set()),
+        *((texts, set()) for texts in ([DUMP, OTHER], [DUMP, DUMP], [DUMP], [])),
     ],
 )
 def test_ranks_that_are_elsewhere_than_most_are_marked(texts, odd):
-    marked = re.findall(
-        r"rank (\d):   ◀ elsewhere than the others", stack_dumps.stacks_text(dict(enumerate(texts)), NOWHERE)
-    )
-    assert set(map(int, marked)) == odd
+    text = stack_dumps.stacks_text(dict(enumerate(texts)), NOWHERE)
+    assert set(map(int, re.findall(r"rank (\d):   ◀ elsewhere than the others", text))) == odd
 
 
 def test_every_rank_is_shown_and_one_that_does_not_answer_too():

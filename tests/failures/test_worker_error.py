@@ -38,9 +38,7 @@ def raised(rank, error, time=1.0, **more):
 GROUPS = [builtins.ExceptionGroup("g", [ValueError("in")])] if sys.version_info >= (3, 11) else []
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("x"), Wants(1, second=[2]), Frozen(3), OwnStr(), *GROUPS], ids=lambda error: type(error).__name__
-)
+@pytest.mark.parametrize("error", [KeyError("x"), Wants(1, second=[2]), Frozen(3), OwnStr(), *GROUPS], ids=type)
 def test_the_error_is_caught_by_the_worker_s_class_by_ours_and_by_torch_s(error):
     found = worker_error([RankResult(0, value=1), raised(1, error)], FOLDER)
     for error_class in (type(error), WorkerError, ChildFailedError):
@@ -62,7 +60,7 @@ def test_an_oserror_keeps_its_number_and_its_file():
     assert (found.errno, found.strerror, found.filename) == (2, "not here", "a.txt")
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=type)
 def test_what_would_end_this_process_or_pass_for_an_interrupt_is_an_ordinary_error(error):
     found = worker_error([raised(0, error)], FOLDER)
     assert isinstance(found, WorkerError)
@@ -150,11 +148,8 @@ def test_a_headline_is_one_short_line():
 
 
 def test_a_hang_reports_who_had_returned_and_where_the_others_were():
-    rank_results = [
-        RankResult(0, value=1),
-        RankResult(1, failure=death_failure(1, -9, last_lines=[], time=1.0, ended_by_us=True)),
-    ]
-    found = hang_error(2.5, "rank 1:\n  here", rank_results, FOLDER)
+    death = death_failure(1, -9, last_lines=[], time=1.0, ended_by_us=True)
+    found = hang_error(2.5, "rank 1:\n  here", [RankResult(0, value=1), RankResult(1, failure=death)], FOLDER)
     assert all(isinstance(found, error_class) for error_class in (HangError, TimeoutError, WorkerError))
     assert found.rank == 1
     for part in ("timeout=2.5", "returned already: rank 0", "rank 1:\n  here", str(FOLDER)):

@@ -7,28 +7,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accelerate_nb.events.event_types import ProfiledOperation
+from accelerate_nb.events.event_types import ProfiledOperation as Operation
 from accelerate_nb.rank import background_tasks, event_sink, step_profiler
 from accelerate_nb.rank.step_profiler import ProfileRequest, StepProfiler, costliest, current_step_profiler
 
 
 def total(key, calls, cpu, device=0.0, where="CPU"):
     """A total of torch's profiler; microseconds."""
-    return SimpleNamespace(
-        key=key,
-        count=calls,
-        self_cpu_time_total=cpu,
-        self_device_time_total=device,
-        device_type=SimpleNamespace(name=where),
-    )
+    times = {"self_cpu_time_total": cpu, "self_device_time_total": device}
+    return SimpleNamespace(key=key, count=calls, device_type=SimpleNamespace(name=where), **times)
 
 
 def test_operations_are_ranked_by_their_own_time_on_the_cpu():
     found = costliest([total("aten::add", 4, 1e6), total("aten::t", 9, 0.0), total("aten::mm", 2, 3e6)])
-    assert found == (
-        ProfiledOperation("aten::mm", 2, 3.0, 0.75, "cpu"),
-        ProfiledOperation("aten::add", 4, 1.0, 0.25, "cpu"),
-    )
+    assert found == (Operation("aten::mm", 2, 3.0, 0.75, "cpu"), Operation("aten::add", 4, 1.0, 0.25, "cpu"))
 
 
 def test_on_a_device_the_time_of_kernels_counts_for_the_operations_that_launched_them():
@@ -39,10 +31,8 @@ def test_on_a_device_the_time_of_kernels_counts_for_the_operations_that_launched
         total("sgemm_128x64", 2, 0.0, 6e6, "CUDA"),
         total("elementwise_kernel", 4, 0.0, 2e6, "CUDA"),
     ]
-    assert costliest(totals) == (
-        ProfiledOperation("aten::mm", 2, 6.0, 0.75, "cuda"),
-        ProfiledOperation("aten::add", 4, 2.0, 0.25, "cuda"),
-    )
+    found = costliest(totals)
+    assert found == (Operation("aten::mm", 2, 6.0, 0.75, "cuda"), Operation("aten::add", 4, 2.0, 0.25, "cuda"))
     many = [total(f"op{number}", 1, number + 1.0) for number in range(20)]
     assert [operation.name for operation in costliest(many)] == [f"op{number}" for number in range(19, 9, -1)]
 

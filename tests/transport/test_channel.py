@@ -252,9 +252,7 @@ def test_a_message_is_one_piece_of_bytes_where_there_is_no_socket() -> None:
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_can_t_be_understood_ends_the_connection_after_what_came_before_it(
-    bad: bytes, reason: str, at_once: bool
-) -> None:
+def test_what_is_not_understood_ends_a_channel_after_what_came_before(bad: bytes, reason: str, at_once: bool) -> None:
     raw, far = socket.socketpair()
     with raw, closing(Channel(far, size_limit=4000)) as channel:
         found, data = [], frame(KillGroup()) + bad + frame(KillGroup())

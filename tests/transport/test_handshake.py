@@ -77,9 +77,7 @@ def greets_and_closes(sock: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("listening", "token"), [(served, secrets.token_bytes(16)), (mirrors, TOKEN), (greets_and_closes, TOKEN)]
 )
-def test_another_token_an_end_s_own_words_and_a_close_prove_nothing(
-    listening: Callable[[socket.socket], None], token: bytes
-) -> None:
+def test_another_token_an_end_s_own_words_and_a_close_prove_nothing(listening: Callable, token: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
         recorded(listening, token)
     assert caught.value.refusal == "token"

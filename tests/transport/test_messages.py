@@ -18,27 +18,25 @@ from accelerate_nb.transport.channel import decode, encode
 
 def worker(rank: int = 0, text: str = "") -> worker_spec.LocalWorker:
     """A worker with a text in its environment."""
-    return worker_spec.LocalWorker(
-        worker_spec.WorkerSpec(
-            worker_spec.RankInfo(
-                rank, 4, rank % 2, 2, worker_spec.NetworkAddress("10.0.0.1", 12345), "abc", node_rank=rank // 2, nodes=2
-            ),
-            worker_spec.ProcessEnvironment({"TEXT": text}, "/tmp", ("", "/lib"), ("x",), "00ff", None),
-        ),
-        worker_spec.WorkerDescriptors(3, 4, 5, 6, 7, payload=8, more=(9, 10)),
-    )
+    address = worker_spec.NetworkAddress("10.0.0.1", 12345)
+    info = worker_spec.RankInfo(rank, 4, rank % 2, 2, address, "abc", node_rank=rank // 2, nodes=2)
+    environment = worker_spec.ProcessEnvironment({"TEXT": text}, "/tmp", ("", "/lib"), ("x",), "00ff", None)
+    descriptors = worker_spec.WorkerDescriptors(3, 4, 5, 6, 7, payload=8, more=(9, 10))
+    return worker_spec.LocalWorker(worker_spec.WorkerSpec(info, environment), descriptors)
 
 
 FACTS = messages.NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cuda", "GPU", 8, 96, 1700000000.5)
 EXAMPLES = [
+    *(messages.ForkSupervisor(), messages.KillGroup(), messages.QueryPosition(), messages.LeaveGroup()),
+    *(messages.CloseSession(), messages.RunTimedOut(), messages.RunStarted(), messages.CloseGroup()),
+    *(messages.GroupClosed(), messages.QueryNode(), messages.Heartbeat(), messages.QueryStacks()),
+    messages.QueryLiveState(),
     messages.OpenGroup("grüße/0"),
-    messages.ForkSupervisor(),
     messages.ForkWorker("a/0", worker(1, 'text "\udcff"\n')),
     messages.ImportModules(("torch", "numpy"), {"HOME": "/root"}, 2.0),
     messages.VariablesRead({"HF_HOME": None, "HOME": "/root"}),
     messages.ImportModules((), {}, 0),
     messages.SignalRanks(2, (0,)),
-    messages.KillGroup(),
     messages.SupervisorStarted(77),
     messages.WorkerStarted(1, 77),
     messages.WorkerExited(1, -9),
@@ -46,12 +44,9 @@ EXAMPLES = [
     messages.BeginWorker(worker(3)),
     messages.StopAt(StopPoint(7, True)),
     messages.StopAt(StopPoint(7, False, 3)),
-    messages.QueryPosition(),
-    messages.LeaveGroup(),
     messages.BeginTask(1, None, ()),
     messages.BeginTask(1, "1", (77, 78)),
     messages.InterruptTask(1, (77,)),
-    messages.CloseSession(),
     messages.ReleaseRanks((0,)),
     messages.RankEvent(1, 0, StateChange(1, "running", 2.0)),
     messages.RankOutput(1, 1, b"line \xff\x00\n", (LogLine(1, "stdout", "line", 2.0),)),
@@ -65,17 +60,13 @@ EXAMPLES = [
     messages.NodeLoad(HostSample(50.0, (1, 2), None, None, 2.0, node=1)),
     messages.AgentLost((0, 1), "it ended with code 1", 2.0),
     messages.JoinRun("none", 2, None, 1, "cpu", FACTS),
-    messages.RunJoined(
-        "run", 1, 1, (0, 2), ("node 0 on a", "node 1 on b"), (1, 1), 4000, 3, 0.1, None, "node 1 on b has come"
-    ),
+    messages.RunJoined("run", 1, 1, (0, 2), ("node 0 on a", "node 1 on b"), (1, 1), 4000, 3, 0.1, None, "node 1 on b"),
     messages.NodeMessage(2, None, 1, b"\x00\xff"),
     messages.NodeReady(1),
     messages.NodeLeft("its run is over"),
-    messages.RunTimedOut(),
     messages.RunRefused("node_rank=1 is taken"),
     messages.RequestMembership("box"),
     messages.ShowText("waits\n"),
-    messages.RunStarted(),
     messages.LaunchFailed("LaunchError", "it has no room"),
     messages.MembershipGranted("box-2"),
     messages.RequestStop("finish"),
@@ -83,17 +74,11 @@ EXAMPLES = [
     messages.ToRank(1, messages.InterruptTask(1, (77,))),
     messages.QueryRankStacks(1, (0, 1)),
     messages.RankStacks(1, {"0": "Current thread", "1": ""}, {"0": ({"group": "0", "sizes": [[2, 2]]},)}),
-    messages.CloseGroup(),
-    messages.GroupClosed(),
-    messages.QueryNode(),
     FACTS,
     messages.ListenToPeers(0, ("10.0.0.2", "fe80::1")),
     messages.PeerEndpoint("10.0.0.1", 40001, "eth0", "no such port"),
-    messages.ConnectToPeers(
-        (worker_spec.NetworkAddress("10.0.0.1", 40001), worker_spec.NetworkAddress("10.0.0.2", 40002)), 4.0
-    ),
+    messages.ConnectToPeers(tuple(worker_spec.NetworkAddress(f"10.0.0.{node}", 40000 + node) for node in (1, 2)), 4.0),
     messages.PeersReached({"1": "nothing came back"}),
-    messages.Heartbeat(),
     messages.FilePart(256, False),
     messages.HoldAtStep(1, 3),
     messages.ChangeKnobAfter(3, "lr", 1e-4, 17),
@@ -101,14 +86,12 @@ EXAMPLES = [
     messages.ProfileSteps(1, 3, 10, "/runs/1"),
     messages.RequestProfile(10, (0, 2)),
     messages.PositionReply("Current thread:\n", ({"group": "0", "number": 3, "sizes": [[2, 2]]},)),
-    messages.QueryStacks(),
-    messages.QueryLiveState(),
     messages.StacksReply("rank 0:\n  grüße"),
     messages.LiveState(True, (HostSample(50.0, (1, 2), None, None, 2.0), LogLine(0, "stderr", "10 %", 1.0, True))),
 ]
 
 
-@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("message", EXAMPLES, ids=type)
 def test_a_message_arrives_as_it_was_sent(message: messages.Message) -> None:
     assert decode(encode(message)) == message
     for name in message.__struct_fields__:
@@ -167,20 +150,14 @@ def test_no_value_of_any_other_type_gets_into_a_field() -> None:
 
 
 def test_what_msgpack_can_not_hold_arrives_too() -> None:
-    texts, output = (
-        messages.ForkWorker("a", worker(text="\udcff")),
-        messages.RankOutput(0, 1, b"\xff\x00", (LogLine(0, "stdout", "\udcff", 1.0),)),
-    )
     shown = Display(0, {"text/plain": "\ud800", "application/json": {"a": [10**40, -math.inf]}}, {}, 0.0)
     for message in (
-        texts,
-        output,
+        messages.ForkWorker("a", worker(text="\udcff")),
+        messages.RankOutput(0, 1, b"\xff\x00", (LogLine(0, "stdout", "\udcff", 1.0),)),
         messages.RankEvent(0, 1, shown),
         messages.RankReports((messages.RankEvent(0, 1, Metric(0, "a", math.inf, 2**70, 0.0)),)),
     ):
         assert decode(encode(message)) == message
-    for message in (
-        messages.RankEvent(0, 1, Metric(0, "a", math.nan, None, 0.0)),
-        messages.RankEvent(0, 1, Metric(0, "\udcff", math.nan, None, 0.0)),
-    ):
+    for name in ("a", "\udcff"):
+        message = messages.RankEvent(0, 1, Metric(0, name, math.nan, None, 0.0))
         assert repr(decode(encode(message))) == repr(message)

@@ -60,7 +60,5 @@ def test_a_rank_has_the_variables_that_torchrun_sets():
     master = NetworkAddress(theirs["MASTER_ADDR"], int(theirs["MASTER_PORT"]))
     ours = RankInfo(1, 2, 1, 2, master, theirs["TORCHELASTIC_RUN_ID"], max_restarts=3).environ()
     prefixes = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "RANK", "LOCAL_", "WORLD_")
-    not_offered = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
-    assert ours == {
-        name: text for name, text in theirs.items() if name.startswith(prefixes) and name not in not_offered
-    }
+    unoffered = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+    assert ours == {name: text for name, text in theirs.items() if name.startswith(prefixes) and name not in unoffered}

@@ -53,10 +53,8 @@ def test_each_objection_stands_at_the_setting_to_change_in_the_words_of_the_laun
 
 
 def test_several_wrong_settings_are_each_reported():
-    assert [objection.name for objection in ready({"num_processes": 0, "timeout": -1}).objections] == [
-        "num_processes",
-        "timeout",
-    ]
+    wrong = {"num_processes": 0, "timeout": -1}
+    assert [objection.name for objection in ready(wrong).objections] == list(wrong)
 
 
 NO_FORK = AvailableDevices("cpu", "CPU", 0, 8)

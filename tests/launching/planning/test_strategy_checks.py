@@ -20,8 +20,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "find_spec", lambda name: ModuleSpec(name, None))
 
 
-def deepspeed(kind: str = "cpu", **settings: Any) -> None:
-    placement.check_deepspeed(resolve({"strategy": "deepspeed", **settings}, {}).training, kind)
+def deepspeed(kind: str = "cpu", axes: dict[str, int] | None = None, **options: Any) -> None:
+    settings = {"strategy": "deepspeed", "deepspeed_config": options, "parallelism_config": axes or {}}
+    placement.check_deepspeed(resolve(settings, {}).training, kind)
 
 
 def megatron(kind: str = "cuda", size: int = 4, **options: Any) -> None:
@@ -37,40 +38,27 @@ def test_a_missing_package_names_its_extra(check: Any, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("check", "settings", "error", "message"),
+    ("check", "settings", "message"),
     [
-        (deepspeed, {"kind": "xla"}, LaunchError, "on XLA devices"),
-        (
-            deepspeed,
-            {"deepspeed_config": {"deepspeed_config_file": __file__, "zero_stage": 3}},
-            LaunchError,
-            "zero_stage beside deepspeed_config_file",
-        ),
-        (
-            deepspeed,
-            {"deepspeed_config": {"deepspeed_config_file": "nowhere.json"}},
-            LaunchError,
-            "'nowhere.json' was requested, which is no file",
-        ),
-        (deepspeed, {"parallelism_config": {"tp_size": 2, "pp_size": 2}}, LaunchError, "by pp and tp"),
-        (
-            deepspeed,
-            {"deepspeed_config": {"offload_param_device": "nvme"}},
-            LaunchError,
-            "Pass offload_param_nvme_path",
-        ),
-        (megatron, {"kind": "cpu"}, LaunchError, "on cpu devices"),
-        (megatron, {"tp_degree": 2, "pp_degree": 4}, LaunchError, "product is 8, which does not divide 4 processes"),
-        (megatron, {"context_parallel_size": 3}, LaunchError, "product is 3"),
-        (megatron, {"tp_degree": 2, "no_save_optim": True}, NotYetError, "has no_save_optim, which is not offered"),
-        (megatron, {"use_custom_fsdp": True}, NotYetError, "use_custom_fsdp"),
+        (deepspeed, {"kind": "xla"}, "on XLA devices"),
+        (deepspeed, {"deepspeed_config_file": __file__, "zero_stage": 3}, "zero_stage beside deepspeed_config_file"),
+        (deepspeed, {"deepspeed_config_file": "nowhere.json"}, "'nowhere.json' was requested, which is no file"),
+        (deepspeed, {"axes": {"tp_size": 2, "pp_size": 2}}, "by pp and tp"),
+        (deepspeed, {"offload_param_device": "nvme"}, "Pass offload_param_nvme_path"),
+        (megatron, {"kind": "cpu"}, "on cpu devices"),
+        (megatron, {"tp_degree": 2, "pp_degree": 4}, "product is 8, which does not divide 4 processes"),
+        (megatron, {"context_parallel_size": 3}, "product is 3"),
     ],
 )
-def test_what_does_not_go_together_is_named(
-    check: Any, settings: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
+def test_what_does_not_go_together_is_named(check: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
         check(**settings)
+
+
+@pytest.mark.parametrize("option", ["no_save_optim", "use_custom_fsdp"])
+def test_an_option_of_megatron_that_is_not_offered_is_named(option: str) -> None:
+    with pytest.raises(NotYetError, match=f"has {option}, which is not offered"):
+        megatron(tp_degree=2, **{option: True})
 
 
 def test_a_missing_libaio_reports_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,11 +72,11 @@ def test_a_missing_libaio_reports_what_to_install(tmp_path: Path, monkeypatch: p
     file.write_text('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/tmp"}}}')
     for options in (TO_A_DISK, {"deepspeed_config_file": str(file)}):
         with pytest.raises(LaunchError, match="apt-get install libaio-dev"):
-            deepspeed(deepspeed_config=options)
+            deepspeed(**options)
     # what is compiled needs no header
     (tmp_path / "async_io").mkdir()
     (tmp_path / "async_io" / "async_io.so").touch()
-    deepspeed(deepspeed_config=TO_A_DISK)
+    deepspeed(**TO_A_DISK)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
@@ -102,9 +90,9 @@ def test_sequences_are_split_by_deepspeed_alone(strategy: str) -> None:
 
 
 def test_what_goes_together_is_let_through() -> None:
-    deepspeed(deepspeed_config={"zero_stage": 3, "offload_param_device": "cpu"})
-    deepspeed(deepspeed_config={"deepspeed_config_file": __file__, "zero3_init_flag": True})
-    deepspeed(parallelism_config={"sp_size": 2, "dp_shard_size": 2})
+    deepspeed(zero_stage=3, offload_param_device="cpu")
+    deepspeed(deepspeed_config_file=__file__, zero3_init_flag=True)
+    deepspeed(axes={"sp_size": 2, "dp_shard_size": 2})
     megatron(tp_degree=2, pp_degree=2, sequence_parallelism=True, num_micro_batches=4, hidden_dropout=0.1)
     megatron(tp_degree=2, use_distributed_optimizer="true", size=8)
     # the code of a rank may split layers
