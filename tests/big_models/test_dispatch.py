@@ -252,9 +252,8 @@ def test_a_folder_never_mixes_old_weights_with_new_ones(tmp_path):
 def test_a_loader_reads_safetensors_that_an_index_names(tmp_path):
     save_file({"x": torch.arange(4.0)}, tmp_path / "m.safetensors")
     entry = {"safetensors_file": str(tmp_path / "m.safetensors"), "weight_name": "x", "dtype": "float16"}
-    loader = ours.OffloadedWeightsLoader(
-        {"h.1.w": torch.ones(1)}, index={"h.10.w": entry, "lost": {**entry, "weight_name": "y"}}
-    )
+    index = {"h.10.w": entry, "lost": {**entry, "weight_name": "y"}}
+    loader = ours.OffloadedWeightsLoader({"h.1.w": torch.ones(1)}, index=index)
     assert torch.equal(loader["h.10.w"], torch.arange(4.0).half())
     assert list(loader) == ["h.1.w", "h.10.w", "lost"]
     part = ours.PrefixedDataset(loader, "h.")

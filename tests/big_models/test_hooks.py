@@ -232,14 +232,12 @@ def test_a_model_goes_to_the_current_one_of_several_accelerators(monkeypatch):
     assert ours.CpuOffload().execution_device == torch.device("cuda")
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"skip_modules_pattern": ("linear1",)}, {"skip_modules_classes": (torch.nn.Linear,)}]
-)
-def test_layers_compute_what_accelerates_compute(options):
+@pytest.mark.parametrize("skips", [{}, {"skip_modules_pattern": ("linear1",)}, {"skip_modules_classes": (nn.Linear,)}])
+def test_layers_compute_what_accelerates_compute(skips):
     found = []
     for package in (their_models, our_models):
         model = seeded(Small)
-        package.attach_layerwise_casting_hooks(model, torch.bfloat16, torch.float32, **options)
+        package.attach_layerwise_casting_hooks(model, torch.bfloat16, torch.float32, **skips)
         found.append((model(torch.ones(2, 3)), {name: parameter.dtype for name, parameter in model.named_parameters()}))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]

@@ -74,9 +74,8 @@ def test_a_checkpoint_is_loaded_and_dispatched(package, device_map, saved, tmp_p
 
 def test_parts_that_a_small_memory_leaves_go_to_disk(saved, tmp_path):
     path = saved / "accelerate_nb-deep-shards-False"
-    model = accelerate_nb.load_checkpoint_and_dispatch(
-        empty(Deep), path, "auto", max_memory={"cpu": 4000}, offload_folder=tmp_path
-    )
+    options = {"max_memory": {"cpu": 4000}, "offload_folder": tmp_path}
+    model = accelerate_nb.load_checkpoint_and_dispatch(empty(Deep), path, "auto", **options)
     assert set(model.hf_device_map.values()) == {"cpu", "disk"}
     assert torch.equal(model(torch.ones(2, 8)), MAKE["deep"](1)(torch.ones(2, 8)))
 

@@ -61,10 +61,7 @@ RAISED = {
     "no graph": (lambda: torch.ones(1).backward(), "depends on nothing that learns"),
     "a petabyte": (lambda: torch.empty(10**15), "memory is full"),
     # a lambda itself is sent where this package has prepared multiprocessing; its words are those of a process that has not
-    "a lambda for new processes": (
-        lambda: batches([1, 2, 3], "spawn", collate_fn=StaysHere()),
-        "multiprocessing_context='fork'",
-    ),
+    "a lambda for spawn": (lambda: batches([1], "spawn", collate_fn=StaysHere()), "multiprocessing_context='fork'"),
     "a worker that is killed": (lambda: batches(DiesAtOnce(), "fork"), "loader's worker was ended"),
     "samples of two shapes": (lambda: list(DataLoader([torch.ones(2), torch.ones(3)], batch_size=2)), "pad them"),
     "the length of a stream": (lambda: len(DataLoader(Endless())), "count the batches"),

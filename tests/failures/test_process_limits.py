@@ -84,9 +84,7 @@ print(notebook_launcher(os.getppid, num_processes=1, **options) == first)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux" or os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs another user"
-)
+@pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root")
 def test_a_fork_that_a_limit_refuses_is_a_sentence_and_the_supervisor_goes_on(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import sys\nsys.path[:0] = {[path for path in sys.path if path]}\n{REFUSED}")
