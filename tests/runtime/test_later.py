@@ -70,24 +70,13 @@ NAMES = [
 @pytest.mark.parametrize(
     "sizes",
     [
-        {},
-        {"dp_replicate_size": 2},
-        {"tp_size": 2},
-        {"dp_shard_size": 4, "tp_size": 2},
-        {"cp_size": 2, "tp_size": 3},
-        {"dp_replicate_size": 2, "dp_shard_size": 2, "cp_size": 3},
-        {"sp_size": 2, "dp_shard_size": 2},
-        {"cp_size": 2, "sp_size": 2},
-        {"tp_size": 2, "dp_replicate_size": 2},
-        {"tp_size": 0},
-        {"dp_shard_size": -1},
-        {"cp_backend": "other"},
-        {"sp_backend": "torch"},
+        *({}, {"dp_replicate_size": 2}, {"tp_size": 2}, {"dp_shard_size": 4, "tp_size": 2}),
+        *({"cp_size": 2, "tp_size": 3}, {"dp_replicate_size": 2, "dp_shard_size": 2, "cp_size": 3}),
+        *({"sp_size": 2, "dp_shard_size": 2}, {"cp_size": 2, "sp_size": 2}, {"tp_size": 2, "dp_replicate_size": 2}),
+        *({"tp_size": 0}, {"dp_shard_size": -1}, {"cp_backend": "other"}, {"sp_backend": "torch"}),
     ],
 )
-def test_sizes_mean_the_same_also_those_of_the_environment(
-    sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_mean_the_same_also_in_the_environment(sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert described(ours.ParallelismConfig, sizes) == described(TheirConfig, sizes)
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "4")
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "2")

@@ -348,12 +348,10 @@ def test_gradients_are_clipped_as_accelerates_are(size: int) -> None:
 @pytest.mark.parametrize(
     ("placeholder", "strategy"),
     [
-        (DummyOptim([]), "deepspeed"),
-        (DummyScheduler(None), "deepspeed"),
-        (MegatronLMDummyScheduler(None), "megatron"),
-        (MegatronLMDummyDataLoader(), "megatron"),
+        *((DummyOptim([]), "deepspeed"), (DummyScheduler(None), "deepspeed")),
+        *((MegatronLMDummyScheduler(None), "megatron"), (MegatronLMDummyDataLoader(), "megatron")),
     ],
-    ids=lambda item: type(item).__name__,
+    ids=type,
 )
 def test_a_placeholder_that_no_strategy_takes_names_the_one_that_makes_it(placeholder: Any, strategy: str) -> None:
     message = rf"a {type(placeholder).__name__}, a placeholder .* Pass strategy={re.escape(repr(strategy))}"

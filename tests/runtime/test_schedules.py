@@ -85,9 +85,8 @@ def test_rates_are_accelerates(size: int) -> None:
 def notices(split: bool, with_optimizer: bool) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        accelerator = Accelerator(
-            dataloader_config=DataLoaderConfiguration(split_batches=split), step_scheduler_with_optimizer=with_optimizer
-        )
+        config = DataLoaderConfiguration(split_batches=split)
+        accelerator = Accelerator(dataloader_config=config, step_scheduler_with_optimizer=with_optimizer)
         for _ in range(3):
             optimizer = torch.optim.SGD(net().parameters(), lr=0.05)
             accelerator.prepare(optimizer, lr_scheduler.StepLR(optimizer, 4))

@@ -18,14 +18,9 @@ def test_each_epoch_is_a_bar_that_begins_and_ends(listener, capfd):
     loader = prepared(DataLoader(Numbers(6), 2), progress=True)
     for _ in range(2):
         assert len(list(loader)) == 3
-    assert [(bar.label, bar.done, bar.total, bar.closed) for bar in listener.of(Progress)] == [
-        ("epoch 0", 0, 3, False),
-        ("epoch 0", 3, 3, True),
-        ("epoch 1", 0, 3, False),
-        ("epoch 1", 3, 3, True),
-    ]
-    assert {bar.bar for bar in listener.of(Progress)} == {"loader 0"}
-    assert {bar.unit for bar in listener.of(Progress)} == {"batch"}
+    seen = [(bar.label, bar.done, bar.total, bar.closed) for bar in listener.of(Progress)]
+    assert seen == [(f"epoch {number}", done, 3, done == 3) for number in (0, 1) for done in (0, 3)]
+    assert {(bar.bar, bar.unit) for bar in listener.of(Progress)} == {("loader 0", "batch")}
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
@@ -35,10 +30,8 @@ def test_bars_of_several_loaders_are_distinguished(listener):
     for _ in first:
         list(second)
         break
-    assert {(bar.bar, bar.label) for bar in listener.of(Progress)} == {
-        ("loader 0", "epoch 0"),
-        ("loader 1", "epoch 0, loader 2"),
-    }
+    bars = {(bar.bar, bar.label) for bar in listener.of(Progress)}
+    assert bars == {("loader 0", "epoch 0"), ("loader 1", "epoch 0, loader 2")}
 
 
 def test_an_epoch_that_is_left_ends_where_it_was_left_and_the_rest_of_one_goes_on_in_its_bar(listener):

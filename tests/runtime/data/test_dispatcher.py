@@ -28,11 +28,9 @@ def with_tensor_parallel_mesh(peer: Peer) -> Any:
     peer.Accelerator(cpu=True)
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "tp"))
     prepare = peer.door("data_loader").prepare_data_loader
-    loaders = [
-        prepare(DataLoader(data, 4, drop_last=True), CPU, put_on_device=True, torch_device_mesh=mesh)
-        for data in (Numbers(13), Stream(13))
-    ]
-    return [plain(batch) for loader in loaders for batch in loader]
+    loaders = [DataLoader(data, 4, drop_last=True) for data in (Numbers(13), Stream(13))]
+    options = {"put_on_device": True, "torch_device_mesh": mesh}
+    return [plain(batch) for loader in loaders for batch in prepare(loader, CPU, **options)]
 
 
 def test_processes_of_one_copy_of_a_model_read_the_same_batches_as_with_accelerate() -> None:

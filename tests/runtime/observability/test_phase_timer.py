@@ -230,9 +230,7 @@ class Event:
         return other.at - self.at
 
 
-def test_on_a_gpu_events_count_nothing_waits_for_them_and_what_is_captured_for_a_graph_holds_none(
-    listener, monkeypatch
-):
+def test_on_a_gpu_events_count_nothing_waits_for_them_and_a_graph_that_is_captured_holds_none(listener, monkeypatch):
     # this machine may have no GPU
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
@@ -257,7 +255,5 @@ def test_on_a_gpu_events_count_nothing_waits_for_them_and_what_is_captured_for_a
     assert listener.of(StepBreakdown) == []
     monkeypatch.setattr(Event, "done", True)
     timer.stepped()
-    assert [(step.step, step.backward, step.optimizer) for step in listener.of(StepBreakdown)[:2]] == [
-        (1, 0.01, 0.01),
-        (2, 0.01, 0.01),
-    ]
+    steps = listener.of(StepBreakdown)[:2]
+    assert [(step.step, step.backward, step.optimizer) for step in steps] == [(1, 0.01, 0.01), (2, 0.01, 0.01)]

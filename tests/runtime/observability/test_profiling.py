@@ -19,9 +19,8 @@ def profiled(peer: Peer, folder: str) -> list[Any]:
     traces = Path(folder, peer.name)
     ready: list[int] = []
     schedule = {"wait": 1, "warmup": 1, "active": 1, "repeat": 2, "skip_first": 1}
-    of_accelerator = kwargs_class(
-        activities=["cpu"], schedule_option=schedule, on_trace_ready=lambda trace: ready.append(trace.step_num)
-    )
+    hear = lambda trace: ready.append(trace.step_num)  # noqa: E731
+    of_accelerator = kwargs_class(activities=["cpu"], schedule_option=schedule, on_trace_ready=hear)
     accelerator = peer.Accelerator(cpu=True, kwargs_handlers=[of_accelerator])
     with accelerator.profile() as profiler:
         for _ in range(8):
@@ -45,7 +44,7 @@ def test_profiles_hold_what_accelerates_hold(size: int, tmp_path: Path) -> None:
     assert both.ours[0][2]
 
 
-def test_a_block_that_fails_writes_no_trace_and_an_unknown_activity_is_an_error_that_lists_the_known_ones(
+def test_a_block_that_fails_writes_no_trace_and_the_error_of_an_unknown_activity_lists_the_known_ones(
     tmp_path: Path,
 ) -> None:
     accelerator = Accelerator(cpu=True)

@@ -70,7 +70,6 @@ def test_calls_that_do_not_fit_along_an_axis_are_an_error_on_its_ranks() -> None
 
 def test_an_axis_that_no_mesh_has_is_refused_with_those_that_it_has() -> None:
     PartialState(cpu=True)
-    with pytest.raises(
-        ConfigurationError, match=r"The axis width was requested\. Known axes of a mesh are pp, dp_replicate"
-    ):
+    message = r"The axis width was requested\. Known axes of a mesh are pp, dp_replicate"
+    with pytest.raises(ConfigurationError, match=message):
         along("width")

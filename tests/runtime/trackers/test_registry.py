@@ -1,6 +1,7 @@
 """What `log_with` names is what a run gets, or an error says why not."""
 
 import warnings
+from operator import attrgetter
 
 import pytest
 
@@ -29,9 +30,8 @@ class Own(GeneralTracker):
 def choose(peer):
     """What each wish gives, or the class of error that Accelerate raises for it."""
     door, kinds = peer.door("tracking"), peer.door("utils").LoggerType
-    tracker = type(
-        "Own", (door.GeneralTracker,), {"name": "own", "requires_logging_directory": False, "tracker": None}
-    )()
+    own = {"name": "own", "requires_logging_directory": False, "tracker": None}
+    tracker = type("Own", (door.GeneralTracker,), own)()
     in_a_folder = [
         *("tensorboard", kinds.TENSORBOARD, ["tensorboard", kinds.TENSORBOARD, "tensorboard"], ("tensorboard",)),
         *("nonsense", [tracker, "tensorboard"], "all", [tracker, kinds.ALL, "tensorboard"], type(tracker), 3),
@@ -101,9 +101,7 @@ def register(peer, folder):
             made.append((args, kwargs))
 
     unfit = [
-        3,
-        dict,
-        Mine(),
+        *(3, dict, Mine()),
         type("A", (door.GeneralTracker,), {"requires_logging_directory": True}),
         type("B", (door.GeneralTracker,), {"name": "", "requires_logging_directory": True}),
         type("C", (door.GeneralTracker,), {"name": "c"}),
@@ -141,11 +139,6 @@ def test_a_class_that_takes_the_place_of_a_known_one_needs_no_package():
 def test_the_known_names_are_accelerates():
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS as theirs
 
-    ours, their = (
-        {
-            name: (tracker.__name__, tracker.main_process_only, tracker.requires_logging_directory)
-            for name, tracker in trackers.items()
-        }
-        for trackers in (LOGGER_TYPE_TO_CLASS, theirs)
-    )
+    facts = attrgetter("__name__", "main_process_only", "requires_logging_directory")
+    ours, their = ({name: facts(kind) for name, kind in kinds.items()} for kinds in (LOGGER_TYPE_TO_CLASS, theirs))
     assert ours == their

@@ -79,9 +79,7 @@ def training(peer: Peer, regional: bool, precision: str, folder: str) -> list[An
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ONE_OR_TWO)
-def test_a_compiled_training_gives_accelerates_numbers_and_is_saved_under_its_own_names(
-    size: int, tmp_path: Path
-) -> None:
+def test_a_compiled_training_gives_accelerates_numbers_and_is_saved_under_own_names(size: int, tmp_path: Path) -> None:
     folder = str(tmp_path / "state")
     for regional, precision in ((False, "no"), (True, "bf16")):
         both = under_both(training, size, regional, precision, folder)

@@ -38,9 +38,7 @@ def test_a_batch_shrinks_until_it_fits() -> None:
     assert in_its_own_way() == 3
 
 
-def test_the_next_attempt_of_a_run_begins_with_a_size_that_was_not_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_attempt_begins_with_a_size_that_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     @find_executable_batch_size(starting_batch_size=16)
