@@ -113,9 +113,8 @@ def test_the_largest_layer_is_accelerates(model):
 def test_copies_hold_gradients_twice_and_shards_a_layer_whole_with_its_gradient():
     found = of_module(nn.Linear(1024, 1024, bias=False), "here")
     size = 4 << 20
-    (alone,), (copied,), (sharded,) = (
-        on_mesh(found, "float32", "sgd-momentum", mesh) for mesh in (Mesh(), Mesh(dp_replicate=4), Mesh(dp_shard=4))
-    )
+    meshes = Mesh(), Mesh(dp_replicate=4), Mesh(dp_shard=4)
+    (alone,), (copied,), (sharded,) = (on_mesh(found, "float32", "sgd-momentum", mesh) for mesh in meshes)
     assert alone == estimate.RankBytes(size, size, size, 0)
     assert copied == estimate.RankBytes(size, size, size, size)
     assert sharded == estimate.RankBytes(size // 4, size // 4, size // 4, 2 * size)
@@ -243,12 +242,8 @@ def numbers(found) -> int:
 @pytest.mark.parametrize(
     ("name", "arguments", "hidden"),
     [
-        ("Net", {}, 8),
-        ("Net", {"hidden": 3}, 3),
-        ("made", {}, 2),
-        ("needs", {"hidden": 1}, 1),
-        ("net", {}, 5),
-        ("", {}, 8),
+        *(("Net", {}, 8), ("Net", {"hidden": 3}, 3), ("made", {}, 2)),
+        *(("needs", {"hidden": 1}, 1), ("net", {}, 5), ("", {}, 8)),
     ],
 )
 def test_code_is_named_and_its_weights_take_no_memory(code, name, arguments, hidden):

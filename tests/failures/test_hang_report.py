@@ -126,7 +126,8 @@ def skips_one(folder):
     return "done"
 
 
-# What torch's flight recorder says of gloo: that of 2.13 does, that of 2.9 keeps nothing of it. The stacks show less.
+# torch's flight recorder of 2.13 tells of gloo, that of 2.9 keeps nothing of it. The stacks show less.
+RECORDS_GLOO = Version(torch.__version__) >= Version("2.13")
 RECORDED = "is all_reduce of 3 on rank 0, but broadcast of 3 on rank 1"
 SEEN = "All ranks wait, but not in the same call"
 
@@ -201,10 +202,7 @@ def test_an_idle_run_reports_who_waits_and_goes_on_when_it_can(tmp_path):
 
 @pytest.mark.parametrize(
     ("function", "text"),
-    [
-        (calls_another, RECORDED if Version(torch.__version__) >= Version("2.13") else SEEN),
-        (computes_on, "rank 0 waits in backward's all_reduce"),
-    ],
+    [(calls_another, RECORDED if RECORDS_GLOO else SEEN), (computes_on, "rank 0 waits in backward's all_reduce")],
 )
 def test_what_ranks_wait_for_is_reported_with_their_stacks(tmp_path, function, text):
     run = launch(function, (str(tmp_path),), hang_warning_after=0.5, **SETTINGS)
@@ -220,8 +218,7 @@ def test_what_ranks_wait_for_is_reported_with_their_stacks(tmp_path, function, t
     [
         pytest.param(name, marks=() if name == "gather" else pytest.mark.slow)
         for name in CALLS
-        # of gloo, that of 2.9 records nothing
-        if name not in {"all_reduce", "backward's all_reduce"} or Version(torch.__version__) >= Version("2.13")
+        if RECORDS_GLOO or name not in {"all_reduce", "backward's all_reduce"}
     ],
 )
 def test_ranks_that_wait_for_one_that_has_returned_are_ended_at_the_warning(name):

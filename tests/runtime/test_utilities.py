@@ -55,13 +55,8 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "parse_choice_from_env": [("SOME_FLAG", False), ("SOME_FLAG", True)],
     "launch.env_var_path_add": [("SOME_PATHS", Path("/c"))],
     "environment.convert_dict_to_env_variables": [
-        ({"A": "1", "B": "2"},),
-        ({"A": ""},),
-        ({"": "1"},),
-        ({"A": "a b"},),
-        ({"A": "x;y", "B": "ok"},),
-        ({"A<": "1", "C": "\n"},),
-        ({},),
+        *((given,) for given in ({"A": "1", "B": "2"}, {"A": ""}, {"": "1"}, {"A": "a b"}, {})),
+        *((given,) for given in ({"A": "x;y", "B": "ok"}, {"A<": "1", "C": "\n"})),
     ],
     "are_libraries_initialized": [("torch", "no_such_package", "sys")],
     "get_cpu_distributed_information": [()],
@@ -71,14 +66,12 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
         *((thing,) for thing in (functools.partial(print), None, "text", Path.name)),
     ],
     "recursive_getattr": [
-        (LAYER, path) for path in ("weight", "weight.shape", "weight.grad.shape", "nothing", "weight.data.dtype")
+        (LAYER, f"weight{path}") for path in ("", ".shape", ".grad.shape", ".nothing", ".data.dtype")
     ],
     "compare_versions": [*(("torch", *call) for call in VERSIONS), ("no-such-package", ">", "1")],
     "is_torch_version": VERSIONS,
     **{f"imports.{name}": [()] for name in AVAILABLE},
-    "imports.is_numpy_available": [(), ("1.0",), ("1.12",), ("99.0",)],
-    "imports.is_mps_available": [(), ("1.0",), ("1.12",), ("99.0",)],
-    "imports.is_bnb_available": [(), ("1.0",), ("1.12",), ("99.0",)],
+    **{f"imports.is_{name}_available": [(), ("1.0",), ("1.12",), ("99.0",)] for name in ("numpy", "mps", "bnb")},
     "is_rich_available": [()],
     "get_current_device_type": [()],
     "memory.should_reduce_batch_size": [
@@ -333,9 +326,7 @@ def test_shared_weights_are_kept_once() -> None:
     assert all(value.is_contiguous() for value in kept.values() if isinstance(value, torch.Tensor))
 
 
-def test_the_basic_configuration_is_the_same_file_where_launchers_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_file_is_the_same_where_launchers_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerate_nb.config.hf_files import find, read
 
     for precision in ("no", "FP16", "bf16"):
@@ -353,9 +344,7 @@ def test_the_basic_configuration_is_the_same_file_where_launchers_look(
 
 def test_constants_and_kinds_have_the_same_values() -> None:
     names = [name for name in dir(constants) if name.isupper()]
-    assert {name: getattr(constants, name) for name in names} == {
-        name: getattr(their_constants, name) for name in names
-    }
+    assert attrgetter(*names)(constants) == attrgetter(*names)(their_constants)
     kinds = {name: kind for name, kind in vars(their_kinds).items() if isinstance(kind, enum.EnumMeta) and list(kind)}
     shared = {name: kind for name, kind in kinds.items() if hasattr(dataclasses, name)}
     known = {"DistributedType", "PrecisionType", "RNGType", "LoggerType", "CustomDtype", "ComputeEnvironment"}
@@ -400,9 +389,7 @@ def asking(peer: Peer, folder: str) -> dict[str, Any]:
     schedule = LambdaLR(optimizer, lambda _: 1.0)
     prepared = accelerator.prepare(model, optimizer, DataLoader([1.0, 2.0]), schedule)
     seen["prepared"] = [hasattr(item, "_is_accelerate_prepared") for item in prepared]
-    seen["lists"] = [
-        len(getattr(accelerator, f"_{kind}")) for kind in ("models", "optimizers", "schedulers", "dataloaders")
-    ]
+    seen["lists"] = [*map(len, attrgetter("_models", "_optimizers", "_schedulers", "_dataloaders")(accelerator))]
     seen["forward"] = hasattr(accelerator.unwrap_model(prepared[0]), "_original_forward")
     seen["overflow"] = prepared[1]._is_overflow
     accelerator.gradient_state._set_sync_gradients(False)

@@ -168,11 +168,8 @@ def test_debug_mode_alone_checks_ones_own_operations_however_it_is_spelled(spell
 
 
 def padded_by_row() -> list[Any]:
-    rows = torch.ones(current_world().rank + 1, 2)
-    return [
-        alone.pad_across_processes(rows, pad_index=torch.tensor([5.0, 6.0]), pad_first=first).tolist()
-        for first in (False, True)
-    ]
+    rows, row = torch.ones(current_world().rank + 1, 2), torch.tensor([5.0, 6.0])
+    return [alone.pad_across_processes(rows, pad_index=row, pad_first=first).tolist() for first in (False, True)]
 
 
 def test_a_tensor_is_padded_with_a_row_as_with_a_number() -> None:

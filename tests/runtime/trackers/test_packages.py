@@ -76,9 +76,7 @@ def read_tensorboard(base):
         for name in events.Tags()["scalars"]:
             found[f"{folder} {name}"] = [(event.step, event.value) for event in events.Scalars(name)]
         for name in events.Tags()["tensors"]:
-            found[f"{folder} {name}"] = [
-                (event.step, list(event.tensor_proto.string_val)) for event in events.Tensors(name)
-            ]
+            found[f"{folder} {name}"] = [(text.step, [*text.tensor_proto.string_val]) for text in events.Tensors(name)]
         for name in events.Tags()["images"]:
             found[f"{folder} {name}"] = [(event.step, event.width, event.height) for event in events.Images(name)]
         for name, content in events.summary_metadata.items():

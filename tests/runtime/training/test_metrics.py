@@ -156,16 +156,13 @@ def test_samples_with_tensors_are_gathered_one_entry_each_as_under_accelerate(wo
             assert ours[name] == repr([sample(number) for number in range(7)])
             assert ours.get(f"tuple of {name}", ours[name]) == ours[name]
             values = [([sample(number) for number in ids], torch.tensor(ids), ids) for ids in steps]
-            assert ours[f"{name} in a dictionary"] == repr(
-                [
-                    {"found": samples, "at": numbers, "ragged": [boxes(number) for number in ids], "ids": ids}
-                    for samples, numbers, ids in values
-                ]
-            )
+            in_dictionaries, in_batches = [], []
+            for samples, at, ids in values:
+                in_dictionaries.append({"found": samples, "at": at, "ragged": [*map(boxes, ids)], "ids": ids})
+                in_batches.append([at, {"found": samples}, ids_of(ids)])
+            assert ours[f"{name} in a dictionary"] == repr(in_dictionaries)
             assert ours[f"{name} in a tuple"] == repr(values)
-            assert ours[f"{name} in a batch"] == repr(
-                [[numbers, {"found": samples}, ids_of(ids)] for samples, numbers, ids in values]
-            )
+            assert ours[f"{name} in a batch"] == repr(in_batches)
 
 
 class SizedOfWorkers(OfWorkers):
