@@ -145,9 +145,7 @@ def cases(world_size: int) -> list[Case]:
     found = [Case(kind, *rest, dispatch=False) for kind, *rest in product(kinds, LENGTHS, [2], FLAGS, FLAGS, splits)]
     streams = product(["stream", "stream with a length", "stream, shuffled"], LENGTHS, [2], FLAGS, [True], splits)
     found += [Case(*stream, dispatch=False) for stream in streams]
-    found += [
-        Case("batches of any size", *rest, dispatch=False) for *rest, _ in product(LENGTHS, [2], [False], FLAGS, [0])
-    ]
+    found += [Case("batches of any size", *rest, dispatch=False) for rest in product(LENGTHS, [2], [False], FLAGS)]
     empty = product(["plain", "stream", "stream with a length"], [0], [2], FLAGS, [True], splits)
     found += [Case(*item, dispatch=False) for item in empty]
     # where drop_last leaves no batch, and for fewer samples than processes, theirs raises on some of the processes

@@ -116,11 +116,7 @@ def _uneven(accelerator: Any, rank: int) -> dict[str, Any]:
         "number": torch.tensor(rank),
     }
     calls = [(dim, index, first) for dim in (0, 1, -1, -2, 5) for index in (0, 7) for first in (False, True)]
-    pad = accelerator.pad_across_processes
-    return {
-        f"pad {call}": tried(lambda call=call: pad(uneven, dim=call[0], pad_index=call[1], pad_first=call[2]))
-        for call in calls
-    }
+    return {f"pad {call}": tried(lambda call=call: accelerator.pad_across_processes(uneven, *call)) for call in calls}
 
 
 def _objects(doors: Any, rank: int) -> dict[str, Any]:
