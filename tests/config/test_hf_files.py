@@ -30,10 +30,7 @@ def resolved(path: Path) -> RunConfig:
 
 def test_the_default_file_is_found_where_accelerate_has_it(tmp_path):
     places = [("HF_HOME",), ("HF_HOME", "XDG_CACHE_HOME"), ("XDG_CACHE_HOME",), ()]
-    environments = [
-        {"HOME": f"{tmp_path}/{i}", **{name: f"{tmp_path}/{i}/{name}" for name in names}}
-        for i, names in enumerate(places)
-    ]
+    environments = [{name: f"{tmp_path}/{i}/{name}" for name in ("HOME", *names)} for i, names in enumerate(places)]
     code = """
 import importlib, json, os, sys
 from accelerate.commands.config import config_args

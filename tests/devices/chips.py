@@ -42,17 +42,13 @@ def served() -> Iterator[Callable[[Chips], int]]:
                 "tpu.runtime.hbm.memory.total.bytes": self.chips.total,
                 "tpu.runtime.tensorcore.dutycycle.percent": self.chips.busy,
             }[request.metric_name]
-            return messages.MetricResponse(
-                metric=messages.TPUMetric(
-                    name=request.metric_name, metrics=[metric(*item) for item in reversed(values.items())]
-                )
-            )
+            metrics = [metric(*item) for item in reversed(values.items())]
+            return messages.MetricResponse(metric=messages.TPUMetric(name=request.metric_name, metrics=metrics))
 
     def metric(number: int, value: float) -> messages.Metric:
         gauge = messages.Gauge(as_double=value) if isinstance(value, float) else messages.Gauge(as_int=value)
-        return messages.Metric(
-            attribute=messages.Attribute(key="device-id", value=messages.AttrValue(int_attr=number)), gauge=gauge
-        )
+        device = messages.Attribute(key="device-id", value=messages.AttrValue(int_attr=number))
+        return messages.Metric(attribute=device, gauge=gauge)
 
     with ExitStack() as stack:
 

@@ -50,10 +50,8 @@ def test_they_are_the_numbers_that_the_library_itself_reads(serving):
     port = serving(chips)
     theirs = get_chip_usage(TpuChip.V5E, f"localhost:{port}")
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(port)})
-    ours = list(tpus.samples(of(2), 0.0))
-    assert [(our.memory_used, our.memory_total, our.utilisation) for our in ours] == [
-        tuple(their)[1:] for their in theirs
-    ]
+    ours = [(item.memory_used, item.memory_total, item.utilisation) for item in tpus.samples(of(2), 0.0)]
+    assert ours == [tuple(item)[1:] for item in theirs]
     tpus.close()
 
 
@@ -61,10 +59,8 @@ def test_they_are_the_numbers_that_the_library_itself_reads(serving):
 def test_processes_of_one_chip_each_are_queried_at_their_ports(serving, reports_all_chips):
     ports = []
     for number in range(2):
-        chips = range(2) if reports_all_chips else [number]
-        ports.append(
-            serving(Chips(used={n: n for n in chips}, total=dict.fromkeys(chips, 9), busy={n: n for n in chips}))
-        )
+        numbers = {n: n for n in (range(2) if reports_all_chips else [number])}
+        ports.append(serving(Chips(used=numbers, total=dict.fromkeys(numbers, 9), busy=numbers)))
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": ",".join(map(str, ports))})
     assert [(sample.rank, sample.memory_used) for sample in tpus.samples(of(2), 0.0)] == [(0, 0), (1, 1)]
     tpus.close()

@@ -347,10 +347,8 @@ def test_a_cell_that_is_nested_too_deeply_is_a_problem_of_the_notebook(terms: in
 
 @pytest.mark.parametrize("above", ["", "%%accelerate -n 2\n"])
 def test_a_cell_that_is_nested_too_deeply_is_a_problem_beside_cells_on_ranks_too(above: str) -> None:
-    cells = [
-        NotebookCell("code", "%%accelerate -n 2\nprint(rank)", 1),
-        NotebookCell("code", f"{above}x = {'+'.join('1' * 3000)}", 2),
-    ]
+    texts = ("%%accelerate -n 2\nprint(rank)", f"{above}x = {'+'.join('1' * 3000)}")
+    cells = [NotebookCell("code", text, number) for number, text in enumerate(texts, 1)]
     ((number, problem),) = NotebookTranslation("train.ipynb", cells).problems()
     assert number == 2
     assert "nested too deeply" in problem.text

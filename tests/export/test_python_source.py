@@ -63,12 +63,8 @@ def test_statements_stay_in_their_order_and_share_guards():
 @pytest.mark.parametrize(
     "text",
     [
-        "'''a\n  b\n\tc'''",
-        "f'''a\n {x}\n  b'''",
-        "b'''a\nb'''",
-        "'a\\\nb'",
-        "f'{x}' '''\n  a'''",
-        "f'''{f'''{x}'''}\n b'''",
+        *("'''a\n  b\n\tc'''", "f'''a\n {x}\n  b'''", "b'''a\nb'''", "'a\\\nb'"),
+        *("f'{x}' '''\n  a'''", "f'''{f'''{x}'''}\n b'''"),
     ],
 )
 def test_texts_of_several_lines_keep_their_text(text):
@@ -108,11 +104,8 @@ def test_what_needs_guarded_values_is_guarded_too(needs):
 @pytest.mark.parametrize(
     "independent",
     [
-        "def g():\n    return data",
-        "class A:\n    def f(self):\n        return data",
-        "class A:\n    data = 3\n    other = data",
-        "g = lambda: data",
-        "data = 3",
+        *("def g():\n    return data", "class A:\n    def f(self):\n        return data"),
+        *("class A:\n    data = 3\n    other = data", "g = lambda: data", "data = 3"),
     ],
 )
 def test_what_needs_them_only_when_it_is_called_is_not_guarded(independent):
@@ -149,6 +142,5 @@ def test_annotations_that_a_function_can_t_make_keep_the_cell_s_lines():
 
 
 def test_what_awaits_only_in_functions_is_not_asynchronous():
-    assert not is_async(
-        ast.parse("async def f():\n    await g()\nx = f()\nclass A:\n    async def f(self): await g()").body
-    )
+    tree = ast.parse("async def f():\n    await g()\nx = f()\nclass A:\n    async def f(self): await g()")
+    assert not is_async(tree.body)

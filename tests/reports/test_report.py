@@ -150,11 +150,8 @@ def test_a_report_names_the_node_of_each_row():
     nodes = [NodeRanks(0, "a", 0, 1), NodeRanks(1, "<b>", 2, 3)]
     made = report(stories.view_of(*nodes, size=4))
     rows = [re.split(r"  +", line)[:2] for line in made["text/plain"].splitlines() if line.startswith("node")]
-    assert rows == [
-        ["node", "rank"],
-        *(["node 0 · a", "0"], ["node 0 · a", "1"]),
-        *(["node 1 · <b>", "2"], ["node 1 · <b>", "3"]),
-    ]
+    assert rows[0] == ["node", "rank"]
+    assert rows[1:] == [["node 0 · a", "0"], ["node 0 · a", "1"], ["node 1 · <b>", "2"], ["node 1 · <b>", "3"]]
     assert "node 1 · &lt;b&gt;" in made["text/html"]
     assert "<b>node</b>" in made["text/html"]
     alone = report(stories.view_of(size=4))

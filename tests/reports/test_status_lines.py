@@ -105,9 +105,8 @@ def test_a_bar_is_shown_once(events, shown):
 def test_many_ranks_are_reported_in_one_line():
     paper = StatusPaper(size=64)
     paper.feed(*(event for rank in range(64) for event in (metric(rank, rank), bar(rank, done=5 if rank == 3 else 6))))
-    assert paper.open == [
-        "ranks 0–63: epoch 1 ██████░░░░░░ 5/10 2 it/s 00:02 (the slowest of 64)  loss 31.5 mean of 64  step 7"
-    ]
+    (row,) = paper.open
+    assert row == "ranks 0–63: epoch 1 ██████░░░░░░ 5/10 2 it/s 00:02 (the slowest of 64)  loss 31.5 mean of 64  step 7"
 
 
 def test_many_ranks_of_several_nodes_are_reported_in_a_line_a_node():

@@ -131,9 +131,8 @@ def test_arguments_have_their_parameters_names_and_defaults_are_among_them() -> 
 def test_of_other_than_plain_values_the_type_is_kept() -> None:
     assert call_lines(lambda model: None, (Opaque(),)) == "model = <Opaque>\n"
     lines = call_lines(train, ({"model": Opaque(), "optimizer": Opaque, "where": Path("data"), "on": True, "x": None},))
-    assert values_of(lines)["lr"] == (
-        "{'model': <Opaque>, 'on': True, 'optimizer': <Opaque>, 'where': PosixPath('data'), 'x': None}"
-    )
+    kept = "{'model': <Opaque>, 'on': True, 'optimizer': <Opaque>, 'where': PosixPath('data'), 'x': None}"
+    assert values_of(lines)["lr"] == kept
 
 
 def test_values_are_bounded_and_on_one_line() -> None:

@@ -84,10 +84,7 @@ def _imported_by_name(node: ast.AST) -> str | None:
 
 
 def _is_for_type_checkers(node: ast.If) -> bool:
-    test = node.test
-    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
-        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
-    )
+    return "TYPE_CHECKING" in (getattr(node.test, "id", ""), getattr(node.test, "attr", ""))
 
 
 @cache

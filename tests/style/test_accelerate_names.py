@@ -15,9 +15,7 @@ import pytest
 from tests.processes import python
 from tests.style.source_files import ROOT
 
-FACTS: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("accelerate_names.json").read_text(encoding="utf-8")
-)["modules"]
+FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("accelerate_names.json").read_bytes())["modules"]
 LIST = ROOT / "docs" / "not_offered.md"
 
 
@@ -76,11 +74,8 @@ def wrong_parameters(name: str, ours: Any, theirs: list[str]) -> Iterator[str]:
         if parameter_name not in our_parameters and not (takes_more and parameter_name.endswith("args")):
             yield f"{name}({parameter_name})"
     optional = {their[:-1] for their in theirs if their.endswith("=")}
-    for parameter_name, parameter in our_parameters.items():
-        needed = parameter.default is parameter.empty and parameter.kind in (
-            parameter.POSITIONAL_OR_KEYWORD,
-            parameter.KEYWORD_ONLY,
-        )
+    for parameter_name, item in our_parameters.items():
+        needed = item.default is item.empty and item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)
         if needed and (parameter_name in optional or parameter_name not in wanted):
             yield f"{name}({parameter_name}: needed here, optional there)"
     places = [wanted.index(parameter) for parameter in our_parameters if parameter in wanted]
@@ -106,7 +101,6 @@ def test_what_is_listed_as_not_offered_is_not_there() -> None:
 
 
 MODULES = """
-import sys
 from importlib import import_module
 from types import ModuleType
 def walk(module, path):

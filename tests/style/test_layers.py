@@ -151,15 +151,13 @@ def unpickles_and_names_stores(module: Module) -> bool:
         if isinstance(node, ast.Attribute):
             names.add(node.attr)
             base = node.value.id if isinstance(node.value, ast.Name) else ""
-            unpickles |= node.attr in UNPICKLERS or (
-                node.attr in {"loads", "load"} and base in {"pickle", "cloudpickle", "dill", "torch"}
-            )
+            unpickles |= node.attr in {"loads", "load"} and base in {"pickle", "cloudpickle", "dill", "torch"}
+            unpickles |= node.attr in UNPICKLERS
         elif isinstance(node, ast.Name):
             names.add(node.id)
         elif isinstance(node, ast.ImportFrom):
-            unpickles |= any(
-                f"{node.module}.{alias.name}" == "accelerate_nb.transport.serializer.load" for alias in node.names
-            )
+            imported = {f"{node.module}.{alias.name}" for alias in node.names}
+            unpickles |= "accelerate_nb.transport.serializer.load" in imported
     return unpickles and not names.isdisjoint(STORES)
 
 

@@ -60,11 +60,8 @@ def hidden_names(module: Module) -> list[str]:
     `from x import *` says so of all that another re-exporting file offers, and of nothing else: that file has no other names.
     """
     re_exporting = {other.name for other in RE_EXPORTING}
-    imports = [
-        node
-        for node in imports_of(module)
-        if node.module != "__future__" and not (is_whole(node) and node.module in re_exporting)
-    ]
+    imports = [node for node in imports_of(module) if node.module != "__future__"]
+    imports = [node for node in imports if not (is_whole(node) and node.module in re_exporting)]
     return [f"{module.name}.{alias.name}" for node in imports for alias in node.names if alias.asname is None]
 
 

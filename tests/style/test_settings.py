@@ -110,9 +110,7 @@ def controls(widget: Any) -> dict[str, Any]:
     kinds = (ipywidgets.Text, ipywidgets.Dropdown, ipywidgets.Checkbox)
     name = re.search(r"<code>(\w+)</code>", getattr(widget, "description", ""))
     found = {name[1]: widget} if isinstance(widget, kinds) and name else {}
-    return found | {
-        name: control for child in getattr(widget, "children", ()) for name, control in controls(child).items()
-    }
+    return found | {name: item for child in getattr(widget, "children", ()) for name, item in controls(child).items()}
 
 
 def test_each_setting_has_a_field_whose_value_counts(monkeypatch: pytest.MonkeyPatch) -> None:

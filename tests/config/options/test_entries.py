@@ -103,13 +103,12 @@ SEQUENCES = {
 def test_sequences_of_deepspeed_become_the_variables_that_accelerate_sets(tmp_path: Path) -> None:
     # both ways to train set these variables alike there
     path = written(tmp_path / "gpus.yaml", {"distributed_type": "MULTI_GPU", "parallelism_config": SEQUENCES})
-    expected = {name: value for name, value in theirs("--config_file", str(path)).items() if "_SP_" in name}
+    expected = {key: text.lower() for key, text in theirs("--config_file", str(path)).items() if "_SP_" in key}
     content = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 1}, "parallelism_config": SEQUENCES}
     path = written(tmp_path / "config.yaml", content)
-    found = {name: value for name, value in resolve({}, {}, hf_files.read(path)).environ().items() if "_SP_" in name}
-    assert {name: text.lower() for name, text in found.items()} == {
-        name: text.lower() for name, text in expected.items()
-    }
+    ours = resolve({}, {}, hf_files.read(path)).environ()
+    found = {key: text.lower() for key, text in ours.items() if "_SP_" in key}
+    assert found == expected
     assert found["PARALLELISM_CONFIG_SP_SEQ_LENGTH"] == "8"
 
 
