@@ -6,8 +6,8 @@ from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.notebook.display.text_output import CellSink, LabelledLine, OutputLimits
 
 
-def line(text, rank=0, stream="stdout", open=False):
-    return LogLine(rank, stream, text, 0.0, open)
+def line(text, rank=0, stream="stdout", open=False, **more):
+    return LogLine(rank, stream, text, 0.0, open, **more)
 
 
 class Paper(CellSink):

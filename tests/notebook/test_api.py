@@ -37,11 +37,8 @@ def test_a_call_written_for_accelerate_means_the_same_here(name):
     theirs = inspect.signature(getattr(accelerate, name)).parameters.values()
     ours = list(inspect.signature(getattr(accelerate_nb, name)).parameters.values())
     for number, parameter in enumerate(theirs):
-        assert (ours[number].name, ours[number].kind, ours[number].default) == (
-            parameter.name,
-            parameter.kind,
-            parameter.default,
-        )
+        our = ours[number]
+        assert (our.name, our.kind, our.default) == (parameter.name, parameter.kind, parameter.default)
     assert all(our.kind in {our.KEYWORD_ONLY, our.VAR_KEYWORD} for our in ours[number + 1 :])
 
 
@@ -65,9 +62,10 @@ def test_a_rank_whose_result_nobody_receives_does_not_send_it(tmp_path):
     assert not (tmp_path / "1").exists()
 
 
-def prepared_models(plugin):
+def prepared_models(version):
     """A model of each kind of wrapper after a step, and the output that it has."""
-    accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=plugin)
+    fsdp = version and FullyShardedDataParallelPlugin(fsdp_version=version)
+    accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=fsdp)
     torch.manual_seed(accelerator.process_index)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
@@ -77,11 +75,9 @@ def prepared_models(plugin):
     return {"model": model, "compiled": [torch.compile(model, backend="eager")], "weights": weights}
 
 
-@pytest.mark.parametrize(
-    "plugin", [None, pytest.param(FullyShardedDataParallelPlugin(fsdp_version=2), marks=pytest.mark.slow)]
-)
-def test_a_prepared_model_comes_back_unwrapped_and_whole_on_the_cpu(plugin):
-    result = notebook_launcher(prepared_models, (plugin,), 2, cpu=True)
+@pytest.mark.parametrize("version", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_prepared_model_comes_back_unwrapped_and_whole_on_the_cpu(version):
+    result = notebook_launcher(prepared_models, (version,), 2, cpu=True)
     for model in (result["model"], *result["compiled"]):
         assert type(model) is torch.nn.Sequential
         assert "forward" not in vars(model)

@@ -28,9 +28,7 @@ def shell(one_shell, supervisor):
     unload_ipython_extension(one_shell)
 
 
-def test_it_sends_each_module_once_at_once_or_after_the_cell_that_names_it_until_it_is_unloaded(
-    shell, supervisor, capsys
-):
+def test_it_sends_each_module_once_at_once_or_after_the_cell_that_names_it_until_unloaded(shell, supervisor, capsys):
     shell.run_cell("import yaml")
     load_ipython_extension(shell)
     assert (supervisor.warmed, supervisor.preloaded) == (1, [["yaml"]])

@@ -62,9 +62,7 @@ def shell(**members):
         ({"TERM_PROGRAM": "vscode"}, {"user_ns": {}}, None),
     ],
 )
-def test_colab_is_known_by_its_shell_kaggle_by_its_run_type_and_vs_code_by_its_kernels(
-    monkeypatch, environment, members, service
-):
+def test_colab_is_known_by_shell_kaggle_by_run_type_and_vs_code_by_kernels(monkeypatch, environment, members, service):
     monkeypatch.setattr(hosting, "_shell", shell(**members))
     assert host(environment).service == service
 

@@ -53,9 +53,7 @@ def test_a_launched_process_receives_what_nobody_else_set(launched: pytest.Monke
     assert dict(os.environ) == before
 
 
-def test_another_number_of_processes_is_reported_once(
-    launched: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_world_size_is_reported_once(launched: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     as_script("begin(__file__, num_processes=2)")
     assert capsys.readouterr().err == ""
     as_script("begin(__file__, num_processes=4)")

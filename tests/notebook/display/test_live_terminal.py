@@ -11,16 +11,7 @@ from types import SimpleNamespace
 import pexpect
 import pytest
 
-from accelerate_nb.events.event_types import (
-    Display,
-    Failure,
-    HostSample,
-    LogLine,
-    Metric,
-    NodeRanks,
-    Progress,
-    StateChange,
-)
+from accelerate_nb.events.event_types import Display, Failure, HostSample, Metric, NodeRanks, Progress, StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.live_terminal import TerminalSink, board_lines
 from accelerate_nb.notebook.display.text import TextFrontEnd, standard_sink
@@ -95,12 +86,10 @@ def test_each_stream_holds_its_own_lines_with_their_ranks_and_standard_error_wha
     assert err == ["[1] b", "✔ train.py finished after 01:15", "All output: /runs/1"]
 
 
-@pytest.mark.parametrize(
-    ("size", "only", "written"), [(1, None, ["0"]), (4, (2,), ["2"]), (4, (0, 2), ["[0] 0", "[2] 2"])]
-)
-def test_the_ranks_that_were_requested_are_shown_and_one_alone_without_a_label(size, only, written):
+@pytest.mark.parametrize(("size", "only", "out"), [(1, None, ["0"]), (4, (2,), ["2"]), (4, (0, 2), ["[0] 0", "[2] 2"])])
+def test_the_ranks_that_were_requested_are_shown_and_one_alone_without_a_label(size, only, out):
     captured = CapturedStreams(size, only_ranks=only)
-    assert captured.feed(*(line(str(rank), rank) for rank in range(size))).end()[0] == written
+    assert captured.feed(*(line(str(rank), rank) for rank in range(size))).end()[0] == out
 
 
 def test_no_control_character_goes_into_a_pipe_and_seldom_where_the_ranks_are():
@@ -185,7 +174,7 @@ def test_a_bar_is_drawn_once_and_other_open_lines_below_the_lines():
 
 def test_errors_and_warnings_have_their_colours_in_a_terminal_and_none_in_a_pipe():
     meanings = {"ERROR:root:wrong": "error", "WARNING:root:slow": "warning", "100%|##| 3/3": "bar"}
-    events = [LogLine(0, "stderr", text, 0.0, meaning=meaning) for text, meaning in meanings.items()]
+    events = [line(text, 0, "stderr", meaning=meaning) for text, meaning in meanings.items()]
     captured = CapturedStreams(1, out=True, err=True).feed(*events)
     text = "\n".join(line for lines in captured.end() for line in lines)
     for code, event in zip((31, 33, 2), events, strict=True):
@@ -300,9 +289,7 @@ def test_sixty_four_ranks_are_a_line_for_each_state():
 
 def test_ranks_of_several_nodes_are_a_line_for_each_where_there_is_room():
     nodes = [NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15) for node in range(4)]
-    labels = {
-        rows: [line.partition(" ")[0] for line in board(64, rows=rows, nodes=nodes, batch=3)[1:]] for rows in (4, 24)
-    }
+    labels = {rows: [line.split()[0] for line in board(64, rows=rows, nodes=nodes, batch=3)[1:]] for rows in (4, 24)}
     assert labels == {4: ["[0-63]"], 24: ["[0-15]", "[16-31]", "[32-47]", "[48-63]"]}
 
 
@@ -363,10 +350,8 @@ def test_a_run_that_was_stopped_has_no_failure_to_report():
 
 
 def test_something_rich_is_shown_as_its_text():
-    captured = CapturedStreams()
-    captured.feed(
-        Display(0, {"text/html": "<b>", "text/plain": "a\nb"}, {}, 0.0), Display(1, {"image/png": ""}, {}, 0.0)
-    )
+    bundles = ({"text/html": "<b>", "text/plain": "a\nb"}, {"image/png": ""})
+    captured = CapturedStreams().feed(*(Display(rank, data, {}, 0.0) for rank, data in enumerate(bundles)))
     assert captured.end()[0] == ["[0] a", "[0] b", "[1] <image/png>"]
 
 
@@ -390,9 +375,8 @@ def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     command = ["-m", "accelerate_nb", "launch", "--cpu", "-n", "2", "--folder", str(tmp_path / "runs"), "train.py"]
     environment = {**os.environ, "TERM": "xterm", "HOME": str(tmp_path)}
-    child = pexpect.spawn(
-        sys.executable, command, cwd=tmp_path, env=environment, dimensions=(24, 72), timeout=120, encoding="utf-8"
-    )
+    terminal = {"dimensions": (24, 72), "timeout": 120, "encoding": "utf-8"}
+    child = pexpect.spawn(sys.executable, command, cwd=tmp_path, env=environment, **terminal)
     child.expect(pexpect.EOF)
     child.close()
     screen = on_screen(child.before)

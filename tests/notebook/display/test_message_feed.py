@@ -78,7 +78,6 @@ def test_only_what_has_changed_is_sent_and_nothing_where_nothing_has():
     applied(view, Progress(1, "a", 2, 9, 2.0))
     message = feed.news()
     assert feed.news() is None
-    assert message is not None
     assert set(message) == {"seq", "now", "progress"}
     assert message["progress"] == [[1, "a", 2, 9, None, "it", False, "a", ""]]
 
@@ -96,9 +95,7 @@ def test_a_backlog_holds_every_kept_line_in_messages_of_2000():
     view = applied(RunState(1, backlog=7000), *(line(str(number)) for number in range(10_000)))
     messages = [*MessageFeed(view).backlog(FACTS)]
     assert max(len(message["lines"]) for message in messages) == 2000
-    assert [row[2] for message in messages for row in message["lines"]] == [
-        str(number) for number in range(3000, 10_000)
-    ]
+    assert [row[2] for message in messages for row in message["lines"]] == [*map(str, range(3000, 10_000))]
     assert sum(message["skipped"] for message in messages) == 3000
     assert [bool(message.get("reset")) for message in messages] == [True, False, False, False]
 
@@ -108,7 +105,6 @@ def test_a_flood_is_cut_to_its_newest_lines_and_the_rest_is_counted():
     applied(view, *(line(str(number)) for number in range(5000)))
     assert feed.is_far_behind()
     message = feed.news()
-    assert message is not None
     assert len(message["lines"]) == 2000
     assert message["lines"][-1][2] == "4999"
     assert message["skipped"] == 3000
@@ -119,7 +115,6 @@ def test_lines_of_megabytes_do_not_make_a_message_of_hundreds():
     view, feed = fed()
     applied(view, *(line("x" * 1_000_000) for _ in range(30)), *(line("y" * 15_000) for _ in range(200)))
     message = feed.news()
-    assert message is not None
     assert len(json.dumps(message)) < 1_100_000
     assert message["skipped"] + len(message["lines"]) == 230
     assert message["lines"][0][2].startswith("yyy")
@@ -171,9 +166,8 @@ def test_the_parts_of_steps_are_sent_in_milliseconds_with_what_makes_them_slow()
     view.apply(StepBreakdown(0, 5, 0.006, 0.003, 0.001, 0.0, 0.0, 0.0, 1.0, workers=0))
     message = feed.news() or {}
     assert message["steps"] == [[0, [6.0, 3.0, 1.0, 0.0, 0.0, 0.0]]]
-    assert message["causes"] == [
-        "waiting for the loader is 60 % of the step (num_workers=0): pass num_workers=4 to the DataLoader"
-    ]
+    (cause,) = message["causes"]
+    assert cause == "waiting for the loader is 60 % of the step (num_workers=0): pass num_workers=4 to the DataLoader"
     view.apply(line("a line"))
     assert not {"steps", "causes"} & set(feed.news() or {})
     view.apply(StepBreakdown(0, 9, 0.0, 0.003, 0.001, 0.0, 0.0, 0.0, 2.0, workers=4))
@@ -218,7 +212,6 @@ def test_numbers_that_json_does_not_know_are_sent_as_words():
     view, feed = fed()
     applied(view, *(Metric(0, "loss", value, 1, 1.0) for value in (math.nan, math.inf, -math.inf, 0.5)))
     message = feed.news()
-    assert message is not None
     assert message["metrics"] == [["loss", 0, [[1, "nan", 1.0], [1, "inf", 1.0], [1, "-inf", 1.0], [1, 0.5, 1.0]]]]
     json.dumps(message, allow_nan=False)
 

@@ -118,10 +118,8 @@ def test_a_knob_is_set_and_a_refusal_is_the_reply():
     assert reply(run, {"do": "knob", "name": "lr", "value": 0.5}) is None
     assert given == [("lr", 0.5)]
     run = SimpleNamespace(set_knob=Mock(side_effect=ConfigurationError("takes finite numbers")))
-    assert reply(run, {"do": "knob", "name": "lr", "value": "x"}) == (
-        {"knob_error": {"name": "lr", "text": "takes finite numbers"}},
-        [],
-    )
+    refusal = {"knob_error": {"name": "lr", "text": "takes finite numbers"}}
+    assert reply(run, {"do": "knob", "name": "lr", "value": "x"}) == (refusal, [])
 
 
 def test_pages_get_the_knobs_with_a_change_that_both_ranks_report_as_one():

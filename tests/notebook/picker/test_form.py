@@ -212,9 +212,8 @@ def test_the_form_begins_with_the_environment_and_the_file_and_reports_it(defaul
     default_file.write_text("num_processes: 2\nmixed_precision: fp16\nuse_cpu: true\n")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     picker = config_picker(gradient_accumulation_steps=4)
-    assert differing(picker.value) == {
-        "num_processes": 2, "cpu": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 4
-    }  # fmt: skip
+    expected = {"num_processes": 2, "cpu": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 4}
+    assert differing(picker.value) == expected
     assert shown(picker).count(f"from {default_file}") == 2
     assert "from the variable ACCELERATE_MIXED_PRECISION" in shown(picker)
     assert "by you" in shown(picker)
@@ -232,13 +231,11 @@ def test_a_call_takes_back_what_is_set_elsewhere(default_file):
     assert "mixed_precision is left open here, but set by the environment or the file" in shown(picker)
 
 
-@pytest.mark.parametrize(
-    "text", ["num_processes: [\n", "num_processes: soon\nuse_cpu: true\n", "distributed_type: MULTI_NPU\n"]
-)
+@pytest.mark.parametrize("text", ["num_processes: [", "num_processes: x\nuse_cpu: true", "distributed_type: MULTI_NPU"])
 def test_a_broken_file_is_reported_and_the_form_works(default_file, text):
     default_file.write_text(text)
     picker = config_picker()
-    assert str(default_file) in shown(picker) or "in the configuration file is &#x27;soon&#x27;" in shown(picker)
+    assert str(default_file) in shown(picker) or "in the configuration file is &#x27;x&#x27;" in shown(picker)
     assert picker.value.launching.num_processes is None
     assert picker.value.launching.cpu is ("use_cpu" in text)
 
@@ -378,7 +375,5 @@ def test_a_press_tests_the_settings_with_real_workers():
 
 def test_the_value_feeds_a_launch():
     picker = config_picker(num_processes=2, cpu=True, mixed_precision="bf16")
-    found = notebook_launcher(
-        lambda: (os.environ["WORLD_SIZE"], os.environ["ACCELERATE_MIXED_PRECISION"]), config=picker.value
-    )
-    assert found == ("2", "bf16")
+    names = ("WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")
+    assert notebook_launcher(lambda: [os.environ[name] for name in names], config=picker.value) == ["2", "bf16"]
