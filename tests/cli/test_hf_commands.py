@@ -14,12 +14,8 @@ from accelerate_nb.config import hf_files
 from accelerate_nb.errors import ConfigurationError
 from tests.processes import python
 
-CONFIG = {
-    "compute_environment": "LOCAL_MACHINE",
-    "distributed_type": "MULTI_CPU",
-    "mixed_precision": "bf16",
-    "num_processes": 2,
-}
+CONFIG = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_CPU"}
+CONFIG |= {"mixed_precision": "bf16", "num_processes": 2}
 
 
 def test_a_loaded_configuration_reports_of_its_keys_what_it_reports_under_accelerate(tmp_path: Path) -> None:
@@ -42,9 +38,7 @@ def test_the_default_file_is_a_text_that_names_where_launches_look() -> None:
     assert python("-c", code, check=True).stdout == f"str {hf_files.default_path(os.environ)}\n"
 
 
-def test_a_launch_by_its_parser_runs_the_script_and_ends_as_it_does(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_launch_by_its_parser_runs_a_script_and_ends_alike(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nprint(os.environ['WORLD_SIZE'], sys.argv[1:])\nsys.exit(int(sys.argv[-1]))\n")
     words = ["--cpu", "--num_processes", "2", "--config_file", "", str(script), "--epochs"]

@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils import DynamoBackend
-from accelerate.utils.launch import (
-    prepare_deepspeed_cmd_env,
-    prepare_multi_gpu_env,
-    prepare_simple_launcher_cmd_env,
-    setup_fp8_env,
-)
+from accelerate.utils import DynamoBackend, launch
 
 from accelerate_nb.cli import hf_flags
 from accelerate_nb.cli.launching import dry_run
@@ -26,11 +20,7 @@ from accelerate_nb.errors import AccelerateNbError, ConfigurationError, NotYetEr
 from accelerate_nb.launching.planning.placement import choose
 from tests.cli.launch_requests import request_of
 
-ACTIONS = [
-    action
-    for action in launch_command_parser()._actions
-    if action.option_strings and not isinstance(action, argparse._HelpAction)
-]
+ACTIONS = [item for item in launch_command_parser()._actions if item.option_strings and item.dest != "help"]
 # Values that mean something on one machine, where their parser says no more than "an integer" or "a text".
 SENSIBLE = {
     "--gpu_ids": "0",
@@ -109,13 +99,9 @@ def test_what_is_not_offered_is_named() -> None:
 def test_ways_to_train_exclude_each_other_as_they_do_there() -> None:
     with pytest.raises(ValueError, match="only use one of"):
         _validate_launch_command(launch_command_parser().parse_args(["--cpu", "--multi_gpu", "script.py"]))
-    for one, other in (
-        ("--cpu", "--multi_gpu"),
-        ("--use_deepspeed", "--use_fsdp"),
-        ("--use_deepspeed", "--use_megatron_lm"),
-    ):
-        with pytest.raises(ConfigurationError, match=f"{one} and {other} were requested together"):
-            request_of(one, other)
+    for words in ("--cpu --multi_gpu", "--use_deepspeed --use_fsdp", "--use_deepspeed --use_megatron_lm"):
+        with pytest.raises(ConfigurationError, match=f"{words.replace(' ', ' and ')} were requested together"):
+            request_of(*words.split())
 
 
 def test_an_option_of_what_was_not_requested_changes_nothing_and_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +133,7 @@ def test_deepspeed_gets_the_variables_that_accelerate_sets() -> None:
     words += ["--gradient_accumulation_steps", "2", "--deepspeed_moe_layer_cls_names", "A,B"]
     arguments = launch_command_parser().parse_args([*words, *ALONE, "script.py"])
     arguments.deepspeed_fields_from_accelerate_config = ""
-    _, theirs = prepare_deepspeed_cmd_env(arguments)
+    _, theirs = launch.prepare_deepspeed_cmd_env(arguments)
     found = request_of(*words)
     assert found.config.training.strategy == "deepspeed"
     ours = found.config.training.environ()
@@ -162,7 +148,7 @@ def test_megatron_gets_the_variables_that_accelerate_sets() -> None:
     words += ["--megatron_lm_num_micro_batches", "4", "--megatron_lm_sequence_parallelism", "true"]
     words += ["--megatron_lm_use_distributed_optimizer", "true", "--megatron_lm_context_parallel_size", "1"]
     arguments = launch_command_parser().parse_args([*words, *ALONE, "--dynamo_backend", "no", "script.py"])
-    theirs = prepare_multi_gpu_env(arguments)
+    theirs = launch.prepare_multi_gpu_env(arguments)
     found = request_of(*words)
     assert found.config.training.strategy == "megatron"
     ours = found.config.training.environ()
@@ -178,17 +164,13 @@ def test_workers_find_the_variables_that_accelerate_sets(monkeypatch: pytest.Mon
     words += ["--dynamo_backend", "eager", "--dynamo_mode", "max-autotune", "--dynamo_use_fullgraph"]
     words += ["--dynamo_use_dynamic", "--num_cpu_threads_per_process", "3"]
     arguments, *_ = _validate_launch_command(launch_command_parser().parse_args([*words, "script.py"]))
-    _, their_variables = prepare_simple_launcher_cmd_env(arguments)
+    _, theirs = launch.prepare_simple_launcher_cmd_env(arguments)
     found = request_of(*words)
-    variables = dry_run.variables(
-        found, choose(found.config.launching, AvailableDevices("cpu", "CPU", 0, 2), can_fork=True)
-    )
-    names = {name for name in their_variables if name not in os.environ or their_variables[name] != os.environ[name]}
+    placed = choose(found.config.launching, AvailableDevices("cpu", "CPU", 0, 2), can_fork=True)
+    variables = dry_run.variables(found, placed)
     # they pin all processes to the same cores with the one, and the other goes with it; what was not said is false there
-    expected = {
-        name: {"1": "true"}.get(their_variables[name], their_variables[name].lower())
-        for name in names - {"KMP_AFFINITY", "KMP_BLOCKTIME"}
-    }
+    names = {name for name in theirs if theirs[name] != os.environ.get(name)} - {"KMP_AFFINITY", "KMP_BLOCKTIME"}
+    expected = {name: {"1": "true"}.get(theirs[name], theirs[name].lower()) for name in names}
     assert {name: variables.get(name, "false").lower() for name in expected} == expected
     assert expected["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert expected["OMP_NUM_THREADS"] == "3"
@@ -200,7 +182,7 @@ def test_options_of_fp8_are_the_variables_that_accelerate_sets() -> None:
     words += ["--fp8_amax_history_len", "16", "--fp8_amax_compute_algo", "max", "--fp8_use_autocast_during_eval"]
     words += ["--fp8_override_linear_precision", "false,true,false", "--fp8_pad_inner_dim", "false"]
     words += ["--fp8_enable_fsdp_float8_all_gather", "true"]
-    variables = setup_fp8_env(launch_command_parser().parse_args([*words, "script.py"]), {})
+    variables = launch.setup_fp8_env(launch_command_parser().parse_args([*words, "script.py"]), {})
     # argparse gives their store_true a True, and their str_to_bool a 1
     plain = {"1": "True", "0": "False"}
     yes_no = {name for name in variables if "PAD" in name or "GATHER" in name or "OVERRIDE" in name}
@@ -208,9 +190,7 @@ def test_options_of_fp8_are_the_variables_that_accelerate_sets() -> None:
     assert request_of(*words).theirs.variables() == expected
 
 
-def test_a_files_options_of_fp8_are_the_variables_that_accelerate_sets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_fp8_in_a_file_are_accelerates_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACCELERATE_FP8_MARGIN", raising=False)
     path = tmp_path / "fp8.yaml"
     fp8 = {"backend": "AO", "pad_inner_dim": False, "enable_fsdp_float8_all_gather": True, "fp8_format": "HYBRID"}
@@ -221,7 +201,7 @@ def test_a_files_options_of_fp8_are_the_variables_that_accelerate_sets(
         return request_of("--config_file", str(path), *words).theirs.variables()
 
     names = {key if key.startswith("fp8_") else f"fp8_{key}": value for key, value in fp8.items()}
-    expected = setup_fp8_env(argparse.Namespace(**names), {})
+    expected = launch.setup_fp8_env(argparse.Namespace(**names), {})
     assert len(expected) == len(fp8) + 2
     found = variables()
     assert {**found, "ACCELERATE_FP8_BACKEND": found["ACCELERATE_FP8_BACKEND"].upper()} == expected
@@ -233,10 +213,8 @@ def test_a_files_options_of_fp8_are_the_variables_that_accelerate_sets(
     # the choice of the package stays open
     fp8["backend"] = "AUTO"
     assert "ACCELERATE_FP8_BACKEND" not in variables()
-    fp8["pad_inner_dims"] = True
-    with pytest.raises(
-        ConfigurationError, match=r"There is no key 'fp8_pad_inner_dims'\. Did you mean fp8_pad_inner_dim\?"
-    ):
+    fp8["margins"] = 2
+    with pytest.raises(ConfigurationError, match=r"There is no key 'fp8_margins'\. Did you mean fp8_margin\?"):
         variables()
 
 

@@ -25,9 +25,7 @@ POD = {
     "tpu_env": ["A=1"],
     "commands": ["ls", "pwd"],
 }
-GONE = (
-    "The commands in gone.sh were requested, but that file can't be read: No such file or directory. Correct its path."
-)
+GONE = "The commands in gone were requested, but that file can't be read: No such file or directory. Correct its path."
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +194,7 @@ def test_this_package_is_what_it_installs(capsys):
     [
         (["tpu-config", "--command", "ls"], "no pod was named"),
         (["tpu-config", "--tpu_name", "mine"], "no command was given"),
-        (["tpu-config", "--tpu_name", "mine", "--command_file", "gone.sh"], GONE),
+        (["tpu-config", "--tpu_name", "mine", "--command_file", "gone"], GONE),
         (["tpu-config", "--tpu_name", "mine", "--command_file", "binary.sh"], "can't be read: it is no text in UTF-8."),
         (["launch", "--tpu", "--tpu_cluster", "train.py"], "no pod was named. Name it with --tpu-name"),
         (["launch", "--tpu", "--no_python", "ls"], "--no_python was given for a launch through torch_xla"),

@@ -95,9 +95,7 @@ def test_runs_are_removed_by_name_by_number_or_by_age(folder, capfd):
     assert os.listdir(folder / "runs") == []
 
 
-def test_a_run_of_another_host_that_has_written_nothing_for_a_day_is_shown_and_removed_by_name(
-    folder, capfd, monkeypatch
-):
+def test_a_run_of_another_host_that_wrote_nothing_for_a_day_is_shown_and_removed_by_name(folder, capfd, monkeypatch):
     now = time.time()
     for name, age in (("silent", 2 * 86_400), ("recent", 60)):
         made = folder / "runs" / f"2024-01-01_000000_{name}"

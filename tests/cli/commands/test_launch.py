@@ -51,7 +51,7 @@ print(accelerator.state.dynamo_plugin.backend.value, accelerator.state.debug)
 accelerator.end_training()""",
         "[0, 1] bf16 3 cpu\nEAGER True",
     ),
-    "accelerate_nb": (f"from accelerate_nb import Accelerator{GATHERS}", "[0, 1] bf16 3 cpu"),
+    "ours": (f"from accelerate_nb import Accelerator{GATHERS}", "[0, 1] bf16 3 cpu"),
     "fabric": (
         """
         import torch
@@ -140,9 +140,7 @@ def lines(text: str) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- running
 
 
-@pytest.mark.parametrize(
-    "peer", ["torch", "accelerate", "accelerate_nb", pytest.param("fabric", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("peer", ["torch", "accelerate", "ours", pytest.param("fabric", marks=pytest.mark.slow)])
 def test_code_for_any_launcher_runs_on_connected_processes(peer, capfd):
     text, written = PEERS[peer]
     words = ["--mixed_precision", "bf16", "--gradient_accumulation_steps=3", "--dynamo_backend", "eager", "--debug"]

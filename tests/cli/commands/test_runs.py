@@ -284,10 +284,7 @@ def test_of_a_log_with_gaps_standard_error_names_where_the_whole_is(runs_command
 
 
 EVIL = "a\x1b]0;title\x07\u202eb\n\x9b2Jc\r\x00"
-GARBAGE = [
-    *(None, 0, -1, 1.5, math.nan, math.inf, 10**400, 10**9, True),
-    *("", EVIL, "0" * 10_000, [], {}, [[[]]], {"a": None}),
-]
+JUNK = [None, 0, -1, 1.5, math.nan, math.inf, 10**400, 10**9, True, "", EVIL, "0" * 10_000, [], {}, [[[]]], {"a": None}]
 
 
 def logs_everything(evil):
@@ -308,7 +305,7 @@ def damaged(chance, content):
         values = json.loads(lines[index]) if lines[index].startswith(b"{") and lines[index].endswith(b"}") else None
         if values and chance.random() < 0.9:
             depth = chance.choice([20, 200])
-            changed = chance.choice([*GARBAGE, json.loads("[" * depth + "]" * depth)])
+            changed = chance.choice([*JUNK, json.loads("[" * depth + "]" * depth)])
             values = {**values, chance.choice([*values]): changed} if chance.random() < 0.9 else changed
             lines[index] = json.dumps(values).encode()
         else:

@@ -162,7 +162,6 @@ def started(folder: Path, *cells: str) -> tuple[subprocess.Popen[str], Path]:
 
 def line_with(process: subprocess.Popen[str], text: str) -> str:
     """The next line with this text among those that a command writes."""
-    assert process.stdout is not None
     return next(line for line in process.stdout if text in line)
 
 
@@ -261,10 +260,8 @@ def test_settings_reach_the_kernel_as_variables_of_the_same_values(tmp_path):
 
 
 def test_a_panel_that_was_set_anywhere_stays(tmp_path, monkeypatch):
-    assert execute.kernel_environment({"panel": "text"}, "", "text", {}) == {
-        "ACCELERATE_NB_PANEL": "text",
-        "ACCELERATE_NB_CONFIG_FILE": "",
-    }
+    found = execute.kernel_environment({"panel": "text"}, "", "text", {})
+    assert found == {"ACCELERATE_NB_PANEL": "text", "ACCELERATE_NB_CONFIG_FILE": ""}
     path = notebook(tmp_path / "a.ipynb")
     assert execute.request(path).environment == {"ACCELERATE_NB_PANEL": "html"}
     monkeypatch.setenv("ACCELERATE_NB_PANEL", "off")

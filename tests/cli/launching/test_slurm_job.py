@@ -97,18 +97,14 @@ def test_the_launch_learns_the_limit_and_the_job_comes_again_where_it_has_saved(
     tmp_path: Path, number: signal.Signals, code: int, requeue: bool, is_requeued: bool
 ) -> None:
     launcher = tmp_path / "launcher.py"
-    launcher.write_text(
-        "import signal, sys\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\n"
-        "print('ready', flush=True)\nsignal.pause()\n"
-    )
+    handler = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\n"
+    launcher.write_text(handler + "print('ready', flush=True)\nsignal.pause()\n")
     (tmp_path / "scontrol").write_text('#!/bin/bash\necho "$@"\n')
     (tmp_path / "scontrol").chmod(0o755)
     command = [sys.executable, str(launcher)]
     script = SlurmJob(requeue=requeue).script(command, ["train.py"], name="train", folder=tmp_path, variables={})
     environment = {**os.environ, "SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     job = subprocess.Popen(["bash", "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
-    assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     job.send_signal(number)
     printed, _ = job.communicate(timeout=20)
