@@ -276,12 +276,8 @@ def test_a_number_that_was_logged_once_is_a_number_and_no_picture():
 
 
 def test_metrics_that_have_no_room_are_counted():
-    metrics = [
-        Metric(rank, f"group/metric_{number}", step + number, step, step)
-        for number in range(50)
-        for rank in range(2)
-        for step in range(40)
-    ]
+    points = itertools.product(range(50), range(2), range(40))
+    metrics = [Metric(rank, f"group/metric_{number}", step + number, step, step) for number, rank, step in points]
     html = report(stories.end(stories.view_of(*metrics, size=2)))["text/html"]
     shown = {*re.findall(r"(metric_\d+)</td>", html)}
     assert f"… {50 - len(shown)} more metrics not shown here" in html
@@ -294,12 +290,8 @@ RATES = ["samples_per_second", "train_steps_per_second", "tokens/s", "it/s", "lo
 
 def test_only_what_this_package_counts_on_each_rank_is_a_sum():
     names = [*RATES, "speed/samples_per_s", "speed/tokens_per_s"]
-    events = [
-        Metric(rank, name, value, step + rank, step + rank / 2)
-        for name in names
-        for step, value in enumerate([10.0, 20.0, 30.0])
-        for rank in range(2)
-    ]
+    points = itertools.product(names, enumerate([10.0, 20.0, 30.0]), range(2))
+    events = [Metric(rank, name, value, step + rank, step + rank / 2) for name, (step, value), rank in points]
     view = stories.end(stories.view_of(*events, size=2))
     curves = {curve.name: curve for curve in curves_of([view.rank(rank) for rank in view.ranks], names)}
     # at the last step of both

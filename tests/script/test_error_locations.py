@@ -38,12 +38,8 @@ def test_cells_and_lines_take_the_place_of_the_scripts(tmp_path):
 
 
 def test_causes_and_what_is_awaited_are_named_without_what_runs_them(tmp_path):
-    path = exported(
-        tmp_path,
-        "async def f():\n    raise KeyError('a')",
-        "try:\n    await f()\nexcept KeyError as error:\n    raise ValueError('b') from error",
-    )
-    text = raised(path)
+    handles = "try:\n    await f()\nexcept KeyError as error:\n    raise ValueError('b') from error"
+    text = raised(exported(tmp_path, "async def f():\n    raise KeyError('a')", handles))
     assert carets_left_out(text) == [
         "Traceback (most recent call last):",
         "  train.ipynb, cell 2, line 2, in <module>",

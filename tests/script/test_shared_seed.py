@@ -27,12 +27,8 @@ def test_the_number_is_one_launch_s_and_one_attempt_s() -> None:
         return number_of({**PLACE, "TORCHELASTIC_ERROR_FILE": "/tmp/none_x/attempt_0/0/error.json", **others})
 
     assert of() == of(RANK="1", TORCHELASTIC_ERROR_FILE="/tmp/none_x/attempt_0/1/error.json")
-    others = [
-        of(TORCHELASTIC_ERROR_FILE="/tmp/none_y/attempt_0/0/error.json"),
-        of(TORCHELASTIC_RESTART_COUNT="1"),
-        of(MASTER_PORT="29501"),
-        of(TORCHELASTIC_RUN_ID="b"),
-    ]
+    others = [of(TORCHELASTIC_RESTART_COUNT="1"), of(MASTER_PORT="29501"), of(TORCHELASTIC_RUN_ID="b")]
+    others.append(of(TORCHELASTIC_ERROR_FILE="/tmp/none_y/attempt_0/0/error.json"))
     assert len({of(), *others}) == 5
     # machines have folders of their own
     assert of(WORLD_SIZE="4") == of(WORLD_SIZE="4", TORCHELASTIC_ERROR_FILE="/tmp/none_y/attempt_0/0/error.json")

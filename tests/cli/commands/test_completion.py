@@ -31,15 +31,8 @@ def for_bash(tmp_path_factory) -> Path:
 
 
 def completed(file: Path, *words: str, folder: Path | None = None) -> list[str]:
-    done = subprocess.run(
-        ["bash", "--norc", "-c", PRESS, "bash", str(file), "accelerate-nb", *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        cwd=folder,
-    )
-    return done.stdout.split()
+    command = ["bash", "--norc", "-c", PRESS, "bash", str(file), "accelerate-nb", *words]
+    return subprocess.check_output(command, text=True, timeout=60, cwd=folder).split()
 
 
 def test_bash_completes_a_command(for_bash):

@@ -21,13 +21,8 @@ def test_the_figures_are_in_bytes_under_stable_keys(capsys):
     facts = estimate(capsys, "-n", "2", "--memory", "1GiB")
     assert (facts["parameters"], facts["buffers"], facts["num_processes"]) == (MIB, 0, 2)
     assert facts["device_memory"] == 1 << 30
-    assert {fact["dtype"]: fact["total"] for fact in facts["inference"]} == {
-        "float32": 4 * MIB,
-        "float16": 2 * MIB,
-        "bfloat16": 2 * MIB,
-        "int8": MIB,
-        "int4": MIB // 2,
-    }
+    totals = {"float32": 4 * MIB, "float16": 2 * MIB, "bfloat16": 2 * MIB, "int8": MIB, "int4": MIB // 2}
+    assert {fact["dtype"]: fact["total"] for fact in facts["inference"]} == totals
     assert facts["training"][0] == {
         "degrees": {},
         "precision": "float32",

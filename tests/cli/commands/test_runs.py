@@ -125,11 +125,8 @@ def test_runs_are_listed_newest_first_with_their_states_and_first_errors(runs_co
     code, out, _ = runs_command()
     rows = [line.split() for line in out.splitlines()]
     assert code == 0
-    assert [(row[0], *row[3:6]) for row in rows[1:]] == [
-        ("1", "train", "●", "running"),
-        ("2", "evaluate", "✖", "failed"),
-        ("3", "train", "✔", "finished"),
-    ]
+    expected = [("1", "train", "●", "running"), ("2", "evaluate", "✖", "failed"), ("3", "train", "✔", "finished")]
+    assert [(row[0], *row[3:6]) for row in rows[1:]] == expected
     assert "  01:01  " in out.splitlines()[2]
     assert out.splitlines()[2].endswith("  rank 1 stopped with ValueError: bad batch")
     # the list for programs holds the same

@@ -110,13 +110,8 @@ def test_a_notebook_is_reported_with_its_cells_and_parameters(capsys):
     cells = [markdown("# Title"), code("lr = 0.1", "parameters"), "!pip install nothing\nprint(lr)", ""]
     notebook(Path("train.ipynb"), *cells)
     parts, _ = dry_run_output(capsys, "train.ipynb", "--cpu", "-n", "2", "--", "--lr", "0.5")
-    assert parts["What is run"] == [
-        "notebook train.ipynb",
-        "cells of code 2",
-        "parameters lr = 0.1",
-        "arguments --lr 0.5",
-        f"works in {os.getcwd()}",
-    ]
+    what = ["notebook train.ipynb", "cells of code 2", "parameters lr = 0.1", "arguments --lr 0.5"]
+    assert parts["What is run"] == [*what, f"works in {os.getcwd()}"]
     first, second = parts["The same with torchrun"]
     assert first == "accelerate-nb export train.ipynb"
     assert second.endswith("torchrun --standalone --nproc-per-node 2 train.py --lr 0.5")
