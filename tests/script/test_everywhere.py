@@ -136,13 +136,10 @@ def test_an_error_and_a_warning_name_notebook_cell_and_line(way: str, ended: dic
 
 @pytest.mark.slow
 def test_a_function_on_processes_that_the_script_starts_names_notebook_cell_and_line(tmp_path: Path) -> None:
+    imports = "import warnings\nfrom accelerate_nb import notebook_launcher"
     function = "def train():\n    warnings.warn('take care')\n    raise ValueError('it was to fail')"
-    path = exported(
-        tmp_path,
-        f"import warnings\nfrom accelerate_nb import notebook_launcher\n{function}",
-        "notebook_launcher(train, num_processes=2, cpu=True)",
-    )
-    done = python(path)
+    call = "notebook_launcher(train, num_processes=2, cpu=True)"
+    done = python(exported(tmp_path, f"{imports}\n{function}", call))
     assert done.returncode == 1
     assert "  train.ipynb, cell 1, line 5, in train" in done.stderr
     assert "  train.ipynb, cell 2, line 1, in <module>" in done.stderr

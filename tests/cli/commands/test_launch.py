@@ -381,10 +381,8 @@ def test_quiet_alone_prints_less_and_with_a_number_is_the_setting():
 def test_the_exit_code_is_the_first_causes(failures, code):
     error = WorkerError()
     error.rank = 0
-    error.failures = tuple(
-        Failure(**{"rank": rank, "message": "", "traceback": "", "time": 0.0, **fields})
-        for rank, fields in enumerate(failures)
-    )
+    plain = {"message": "", "traceback": "", "time": 0.0}
+    error.failures = tuple(Failure(**{"rank": rank, **plain, **fields}) for rank, fields in enumerate(failures))
     assert exit_code(error) == code
 
 

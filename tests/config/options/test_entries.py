@@ -68,12 +68,8 @@ VERSION_1 = {
     "fsdp_sync_module_states": True,
     "fsdp_activation_checkpointing": True,
 }
-DEGREES = {
-    "parallelism_config_dp_replicate_size": 2,
-    "parallelism_config_dp_shard_size": 2,
-    "parallelism_config_tp_size": 1,
-    "parallelism_config_cp_size": 1,
-}
+SIZES = {"dp_replicate": 2, "dp_shard": 2, "tp": 1, "cp": 1}
+DEGREES = {f"parallelism_config_{name}_size": size for name, size in SIZES.items()}
 RECOMPUTES = dict.fromkeys(("fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload"), True)
 FILES: list[dict[str, Any]] = [
     {"distributed_type": "FSDP", "fsdp_config": VERSION_2},
