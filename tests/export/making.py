@@ -10,13 +10,8 @@ from accelerate_nb.export.script import ExportedScript, as_script
 
 
 def code(source: str, *tags: str) -> dict[str, Any]:
-    return {
-        "cell_type": "code",
-        "source": source.splitlines(keepends=True),
-        "metadata": {"tags": list(tags)} if tags else {},
-        "outputs": [],
-        "execution_count": None,
-    }
+    cell = {"cell_type": "code", "metadata": {"tags": list(tags)} if tags else {}}
+    return {**cell, "source": source.splitlines(keepends=True), "outputs": [], "execution_count": None}
 
 
 def markdown(source: str) -> dict[str, Any]:

@@ -64,12 +64,9 @@ def shown_by_a_kernel(path: Path) -> list[str]:
     content = nbformat.read(path, as_version=4)
     # a busy kernel sends a line and its end apart
     NotebookClient(content, timeout=60, kernel_name="python3", coalesce_streams=True).execute()
-    return [
-        line
-        for cell in content.cells
-        for output in cell.get("outputs", ())
-        for line in output.get("text", output.get("data", {}).get("text/plain", "")).rstrip("\n").split("\n")
-    ]
+    outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
+    texts = [output.get("text", output.get("data", {}).get("text/plain", "")) for output in outputs]
+    return [line for text in texts for line in text.rstrip("\n").split("\n")]
 
 
 def test_a_script_writes_what_the_notebook_shows(tmp_path):
