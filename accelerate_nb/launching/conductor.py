@@ -182,7 +182,8 @@ class Conductor:
         self._stop_requested = threading.Event()
         self._why_given_up = ""
         self._thread: threading.Thread | None = None
-        self._status_lock = threading.Lock()
+        # what is told of an event in it may request a stop, too
+        self._status_lock = threading.RLock()
         self._is_finishing = False
         self._knobs = KnobChanges(self.view, self.send)
         self._profile_lock, self._profile_count = threading.Lock(), 0
