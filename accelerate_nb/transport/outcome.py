@@ -3,12 +3,9 @@
 import os
 import pickle
 import re
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -21,6 +18,7 @@ from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, read_entries, write_entries
 from accelerate_nb.transport.serializer import dump_homeward, load, unpicklable_part
+from accelerate_nb.transport.sharded_results import whole_tensors
 
 # The messages of torch.distributed on a rank whose peer has gone (gloo, NCCL, the store).
 _LOST = re.compile(
@@ -99,41 +97,3 @@ def unpickling_failure(rank: int, what: str, error: BaseException) -> Failure:
     """The `Failure` of a rank whose result or reply raised an error when this process unpickled it."""
     message = f"its {what} can't be unpickled in this process: {error}"
     return Failure(rank, type(error).__qualname__, message, traceback="", time=time.time())
-
-
-# How long ranks that returned a sharded model wait for the others to return theirs.
-_LONGEST_GATHER = timedelta(minutes=10)
-
-
-def whole_tensors(value: Any) -> Callable[[Any], Any] | None:
-    """The whole tensors, on the CPU, of a value's sharded ones; `None` where all ranks, which call it, don't share some."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or "torch.distributed.tensor" not in sys.modules or not dist.is_initialized():
-        return None
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    found: list[DTensor] = []
-
-    def reference(part: Any) -> int | None:
-        if isinstance(part, DTensor):
-            found.append(part)
-        return 0 if isinstance(part, torch.Tensor) else None
-
-    with suppress(Exception):
-        dump_homeward(value, None, reference)
-    store = dist.PrefixStore("accelerate_nb/returned", dist.distributed_c10d._get_default_store())
-    # a group may last for several functions
-    store = dist.PrefixStore(str(store.add(f"rank {dist.get_rank()}", 1)), store)
-    shapes = str([(tuple(tensor.shape), tensor.placements) for tensor in found])
-    store.add(shapes, 1)
-    if store.add("ranks", 1) == dist.get_world_size():
-        store.set("all", "")
-    if not found:
-        return None
-    with suppress(RuntimeError):
-        store.wait(["all"], _LONGEST_GATHER)
-        if store.add(shapes, 0) == dist.get_world_size():
-            gathered = {id(tensor): tensor.full_tensor().detach().cpu() for tensor in found}
-            return lambda tensor: gathered[id(tensor)]
-    return None

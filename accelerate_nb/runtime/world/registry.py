@@ -128,8 +128,6 @@ class _WorldState:
     # its training is over, and with it the process group that was made here; the world is still known
     is_ended: bool = False
     made_group: bool = False
-    # whether the group is that of a process alone: it lasts as long as the world, since after a training its engine may still save
-    made_group_alone: bool = False
     store: dist.Store | None = None
     joins: int = 0
     generation: Generation = field(default_factory=Generation)
@@ -214,7 +212,7 @@ def be_a_group(world: World) -> None:
     """Make a group of this process alone, for what needs one."""
     backend = "nccl" if world.device.type == "cuda" else "gloo"
     make_default_group(backend=backend, store=dist.HashStore(), rank=0, world_size=1)
-    _held.made_group_alone = True
+    at_world_exit(dist.destroy_process_group)
 
 
 def end() -> None:
@@ -230,7 +228,6 @@ def end() -> None:
 
 def forget() -> None:
     """Leave the world, so that the next call joins a new one; a process group that was made here ends."""
-    _held.made_group = _held.made_group or _held.made_group_alone
     end()
     _leave_behind()
 
@@ -309,7 +306,6 @@ def _is_stale() -> bool:
 def _leave_behind() -> None:
     _held.world = None
     _held.is_ended = False
-    _held.made_group_alone = False
     _held.exit_callbacks = []
     _held.axis_groups = {}
     _held.shared = {}

@@ -121,13 +121,6 @@ def test_after_the_end_an_accelerator_saves_logs_waits_and_gathers(tmp_path: Pat
     assert found == [[["weights.bin"], [*range(size)], True, size]] * size
 
 
-def test_a_group_of_one_process_is_not_the_next_accelerators() -> None:
-    accelerator = Accelerator(cpu=True, strategy="fsdp")
-    accelerator.prepare(torch.nn.Linear(1, 1))
-    accelerator.end_training()
-    assert (Accelerator(cpu=True).state.backend, dist.is_initialized()) == (None, False)
-
-
 def test_a_loop_that_runs_again_after_the_end_accumulates_as_before() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     model = torch.nn.Linear(1, 1)
