@@ -99,10 +99,8 @@ def number_of(value: Any) -> float | None:
     if not isinstance(value, (int, float)):
         # tensors and arrays, without loading what defines them
         size = value.numel() if callable(getattr(value, "numel", None)) else getattr(value, "size", None)
-        has_item = (
-            hasattr(value, "item") and not getattr(value, "is_meta", False) and not getattr(value, "is_nested", False)
-        )
-        if size != 1 or not has_item:
+        has_no_number = any(getattr(value, name, False) for name in ("is_meta", "is_nested"))
+        if size != 1 or has_no_number or not hasattr(value, "item"):
             return None
         value = value.item()
     try:

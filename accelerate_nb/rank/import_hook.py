@@ -13,11 +13,11 @@ def after_import(name: str, hook: Callable[[Any], object]) -> None:
     if name in sys.modules:
         hook(sys.modules[name])
         return
-    finders = [finder for finder in sys.meta_path if isinstance(finder, _HookingFinder) and finder.name == name]
-    if not finders:
-        finders = [_HookingFinder(name)]
-        sys.meta_path[:0] = finders
-    finders[0].hooks.append(hook)
+    finder = next((item for item in sys.meta_path if isinstance(item, _HookingFinder) and item.name == name), None)
+    if finder is None:
+        finder = _HookingFinder(name)
+        sys.meta_path.insert(0, finder)
+    finder.hooks.append(hook)
 
 
 @dataclass(eq=False)
