@@ -21,6 +21,7 @@ from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError, ScriptError
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
+from accelerate_nb.reports.text_format import counted
 from accelerate_nb.script.top_level_await import execute
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.memory_file import Bytes
@@ -81,7 +82,7 @@ def begin(file: str, **settings: Any) -> None:
     requested, size = settings.get("num_processes"), int(os.environ["WORLD_SIZE"])
     if requested not in {None, size} and os.environ["RANK"] == "0":
         print(
-            f"{os.path.basename(file)}: its cells request {_count(requested)}, but {_count(size)} were started. "
+            f"{os.path.basename(file)}: its cells request {counted(requested, 'process')}, but {counted(size, 'process')} were started. "
             "Results that depend on their number differ.",
             file=sys.stderr,
         )
@@ -93,10 +94,6 @@ def begin(file: str, **settings: Any) -> None:
 def launch_words(file: str, arguments: list[str], settings: Mapping[str, Any]) -> list[str]:
     """The arguments after `python` to launch a script with its own arguments."""
     return ["-m", "accelerate_nb", "launch", *flags(settings), os.path.abspath(file), *arguments]
-
-
-def _count(number: Any) -> str:
-    return "1 process" if number == 1 else f"{number} processes"
 
 
 # ----------------------------------------------------------------------------------------------------------------- cells

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.config.magic_args import FOLLOWED
+from accelerate_nb.config.magic_args import ADJUSTABLE_SETTINGS
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import LaunchError
@@ -18,6 +18,7 @@ from accelerate_nb.launching.session import CellResult, Session
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_output import LabelledLine, TextSink, print_message
+from accelerate_nb.reports.text_format import counted
 
 _OF_LAUNCHING = frozenset(setting.name for setting in settings(LaunchingConfig))
 # Seconds of waiting without a message.
@@ -132,7 +133,7 @@ class NotebookSession:
             self.session.close()
             return self._start(settings, _end_of(self.session), self.flags)
         changes, config = [], self.session.config
-        for name in [name for name in settings if name not in FOLLOWED]:
+        for name in [name for name in settings if name not in ADJUSTABLE_SETTINGS]:
             now, of_launching = settings[name], name in _OF_LAUNCHING
             was = getattr(config.launching if of_launching else config.training, name)
             was = self.session.size if name == "num_processes" else was
@@ -143,7 +144,7 @@ class NotebookSession:
             why = "; ".join(changes) or "as requested"
             self.session.close()
             return self._start(settings, f"The session restarts ({why}); its variables are gone.", self.flags)
-        if followed := {key: settings[key] for key in settings.keys() & FOLLOWED}:
+        if followed := {key: settings[key] for key in settings.keys() & ADJUSTABLE_SETTINGS}:
             self.session.adjust(**followed)
             self.flags.update(followed)
         return self.session
@@ -182,7 +183,7 @@ class NotebookSession:
         began = time.monotonic()
         config = resolved({**form, **flags}, None)
         wanted = config.launching.num_processes
-        what = "the processes" if wanted is None else "1 process" if wanted == 1 else f"{wanted} processes"
+        what = "the processes" if wanted is None else counted(wanted, "process")
         # ipykernel knows the cell by the context
         timer = threading.Timer(_SOON, contextvars.copy_context().run, (print_message, f"starting {what}…"))
         timer.start()
@@ -191,8 +192,10 @@ class NotebookSession:
         finally:
             timer.cancel()
         self.flags, self.form = flags, form
-        ready = "1 process is ready" if self.session.size == 1 else f"{self.session.size} processes are ready"
-        print_message(f"{ready} after {time.monotonic() - began:.1f} s: {self.session.why}")
+        size = self.session.size
+        print_message(
+            f"{counted(size, 'process')} {'is' if size == 1 else 'are'} ready after {time.monotonic() - began:.1f} s: {self.session.why}"
+        )
         return self.session
 
 
