@@ -19,7 +19,7 @@ from accelerate_nb.errors import ConfigurationError
 _OF_LAUNCHES = frozenset({"timeout", "results", "detach", "max_restarts", "restart_delay", "monitor_interval"})
 
 # Settings that a session adopts from the next cell on, without a restart: nothing of them is in the workers.
-FOLLOWED = frozenset({
+ADJUSTABLE_SETTINGS = frozenset({
     "name", "tags", "panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template",
 })  # fmt: skip
 

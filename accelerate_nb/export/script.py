@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate_nb import __version__
 from accelerate_nb.config.formats import literal
-from accelerate_nb.config.magic_args import FOLLOWED, ranks_of, read, read_cell_line, read_line
+from accelerate_nb.config.magic_args import ADJUSTABLE_SETTINGS, ranks_of, read, read_cell_line, read_line
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.errors import ConfigurationError, ExportError
 from accelerate_nb.export import python_source
@@ -264,7 +264,9 @@ def _session_of(cells: Mapping[int, TranslatedCell]) -> tuple[dict[str, Any] | N
             stopped = None
         known = given if settings is None else settings
         changed = [
-            name for name, value in given.items() if known.get(name, defaults[name]) != value and name not in FOLLOWED
+            name
+            for name, value in given.items()
+            if known.get(name, defaults[name]) != value and name not in ADJUSTABLE_SETTINGS
         ]
         why = ""
         if restarts and settings is not None:

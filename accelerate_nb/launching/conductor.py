@@ -182,7 +182,7 @@ class Conductor:
         self._stop_requested = threading.Event()
         self._why_given_up = ""
         self._thread: threading.Thread | None = None
-        # what is told of an event in it may request a stop, too
+        # reentrant: who is called with an event may request a stop
         self._status_lock = threading.RLock()
         self._is_finishing = False
         self._knobs = KnobChanges(self.view, self.send)

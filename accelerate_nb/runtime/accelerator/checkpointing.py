@@ -82,12 +82,12 @@ class CheckpointMethods(StepMethods):
         if checkpoint.writes:
             folders.note_save(paths.folder)
 
-        def files(draft: Path, is_of_all: bool) -> list[FileToWrite]:
+        def files(draft: Path, is_collective: bool) -> list[FileToWrite]:
             return checkpoint.files(
                 draft,
                 self.step,
                 safe=safe_serialization,
-                is_of_all=is_of_all,
+                is_collective=is_collective,
                 in_window=in_window,
                 hooks=hooks,
                 model_options=save_model_func_kwargs,

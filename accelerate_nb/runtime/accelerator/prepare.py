@@ -88,7 +88,7 @@ class PrepareMethods(StepMethods):
             elif isinstance(item, self._optimizer_types):
                 stepping = item if new is None else self._stepping(new, placements[index])
                 if isinstance(stepping, AcceleratedOptimizer):
-                    stepping.step_through(self.strategy)  # another `Accelerator` may have prepared it
+                    stepping.use_strategy(self.strategy)  # another `Accelerator` may have prepared it
                 prepared.append(add(self.bundle.optimizers, stepping, self._prepared_for))
             else:
                 prepared.append(item)

@@ -63,12 +63,12 @@ class Checkpoint:
         step: int,
         *,
         safe: bool,
-        is_of_all: bool = True,
+        is_collective: bool = True,
         in_window: bool = False,
         hooks: tuple[Hook, ...] = (),
         model_options: Mapping[str, Any],
     ) -> list[FileToWrite]:
-        """The files that this process has to write, with the training's own tensors in them; if `is_of_all`, all call it."""
+        """The files that this process has to write, with the training's own tensors in them; if `is_collective`, all call it."""
         self.strategy.settle()
         weights = self.strategy.weights(self.bundle.models)
         for hook in hooks:
@@ -82,7 +82,7 @@ class Checkpoint:
             model_options=model_options,
         )
         files += self._shared() if self.writes else []
-        bucket_orders = self.strategy.bucket_orders(self.bundle.models, is_of_all=is_of_all)
+        bucket_orders = self.strategy.bucket_orders(self.bundle.models, is_collective=is_collective)
         files += rank_files(self.world.rank, step, self.bundle.loaders, bucket_orders)
         if in_window:  # gradients are being accumulated, and belong to the state of each process
             gradients = [self.strategy.window_gradients(model) for model in self.bundle.models]

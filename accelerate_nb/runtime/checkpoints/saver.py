@@ -103,8 +103,8 @@ class Saver:
         try:
             with named(paths.folder):
                 paths.draft.mkdir(parents=True, exist_ok=True)  # on a machine with a disk of its own
-                is_of_all = channel is None or (not agreement.is_apart and len(channel.members) == self.world.size)
-                wanted = files(paths.draft, is_of_all)
+                is_collective = channel is None or (not agreement.is_apart and len(channel.members) == self.world.size)
+                wanted = files(paths.draft, is_collective)
                 if not blocking:
                     contents = self._copier.copy([file.content for file in wanted])
                     self._copier.finish()

@@ -387,8 +387,8 @@ class Strategy:
             gradient = saved.get(repoint.original_name(name))
             weight.grad = None if gradient is None else gradient.to(weight.device)
 
-    def bucket_orders(self, models: Sequence[Any], *, is_of_all: bool) -> list[list[int]]:
-        """Of each model, the numbers of its weights in the order of their gradients' buckets, or nothing; if `is_of_all`, all call it."""
+    def bucket_orders(self, models: Sequence[Any], *, is_collective: bool) -> list[list[int]]:
+        """Of each model, the numbers of its weights in the order of gradients' buckets, or nothing; if `is_collective`, all call it."""
         return []
 
     def set_bucket_orders(self, models: Sequence[Any], orders: Sequence[Sequence[int]]) -> None:

@@ -86,9 +86,11 @@ class DDP(Strategy):
         finally:
             copies.require_backward_grad_sync, copies.require_forward_param_sync = before
 
-    def bucket_orders(self, models: Sequence[Any], *, is_of_all: bool) -> list[list[int]]:
+    def bucket_orders(self, models: Sequence[Any], *, is_collective: bool) -> list[list[int]]:
         """The order in which gradients came in the first backward, after which DDP makes its buckets anew."""
-        return [_bucket_order(copies_in(model), is_main=self.world.is_main, is_of_all=is_of_all) for model in models]
+        return [
+            _bucket_order(copies_in(model), is_main=self.world.is_main, is_collective=is_collective) for model in models
+        ]
 
     def set_bucket_orders(self, models: Sequence[Any], orders: Sequence[Sequence[int]]) -> None:
         """Make the buckets as they were made after a first backward, before there is one: the coming step sums as it would have."""
@@ -130,11 +132,11 @@ class DDP(Strategy):
             model.__dict__.update(reducer=None, logger=None)
 
 
-def _bucket_order(copies: DistributedDataParallel | None, *, is_main: bool, is_of_all: bool) -> list[int]:
+def _bucket_order(copies: DistributedDataParallel | None, *, is_main: bool, is_collective: bool) -> list[int]:
     if copies is None or getattr(copies, "reducer", None) is None:
         return []
     # after the first backward: what the next forward would do, unless a gradient is still missing, which it raises an error for
-    if is_of_all:  # it is a collective
+    if is_collective:
         with suppress(RuntimeError):
             copies._has_rebuilt_buckets |= copies.reducer._rebuild_buckets()
     if not copies._has_rebuilt_buckets or not is_main:

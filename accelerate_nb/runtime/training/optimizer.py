@@ -96,8 +96,8 @@ class AcceleratedOptimizer(Optimizer):
         self.scaler.update()
         return has_stepped
 
-    def step_through(self, strategy: Strategy) -> None:
-        """Step through this strategy from now on if it has a loss scaler of its own, unless the user has assigned one."""
+    def use_strategy(self, strategy: Strategy) -> None:
+        """Step by this strategy from now on if it has a loss scaler of its own, unless the user has assigned one."""
         scaler = strategy.precision.scaler
         if scaler is not None and self.scaler is self._own_strategy().precision.scaler:
             self.scaler, self._strategy = scaler, strategy

@@ -363,7 +363,7 @@ class DeepSpeed(Strategy):
     ) -> list[FileToWrite]:
         """The files of this process for its engines, under Accelerate's names; `model_options` are of their `save_checkpoint`."""
         found: list[FileToWrite] = []
-        for index, engine in _trained(models):
+        for index, engine in _training_engines(models):
             with TemporaryDirectory() as folder, _collecting(engine) as collector:
                 engine.save_checkpoint(folder, _tag(index), **model_options)
                 root = Path(folder)
@@ -379,7 +379,7 @@ class DeepSpeed(Strategy):
         self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Options, model_options: Options
     ) -> list[LoadedFile]:
         """Engines' states, by other numbers of processes in DeepSpeed's universal form; `model_options` are of `load_checkpoint`."""
-        return [self._load(folder, index, engine, model_options) for index, engine in _trained(models)]
+        return [self._load(folder, index, engine, model_options) for index, engine in _training_engines(models)]
 
     def _load(self, folder: Path, index: int, engine: Any, options: Mapping[str, Any]) -> LoadedFile:
         tag = _tag(index)
@@ -494,7 +494,7 @@ def _collecting(engine: Any, read_before: Mapping[Path, Any] | None = None) -> I
         engine.checkpoint_engine = before
 
 
-def _trained(models: Sequence[Any]) -> list[tuple[int, Any]]:
+def _training_engines(models: Sequence[Any]) -> list[tuple[int, Any]]:
     """The engines that train, by their numbers; DeepSpeed gives one without an optimizer nothing that saves."""
     return [(i, model) for i, model in enumerate(models) if getattr(model, "checkpoint_engine", None) is not None]
 
