@@ -39,6 +39,13 @@ GPU_RUNS := $(or $(GPU_PYTHON),$(VENV)/bin/python)
 # The tests that are marked so, wherever they stand: files without such a test are not even imported.
 TESTS_GPU = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests | grep -v '^tests/gpu/')
 
+# Colab and Kaggle have older packages around a notebook than anybody else, and `make test-oldest` runs the tests of notebooks on them: in an
+# environment that takes everything else from $(VENV).
+VENV_OLDEST ?= .venv-oldest
+OLDEST := ipython==7.34.0 ipykernel==6.17.1 ipywidgets==7.7.1 traitlets==5.7.1 jupyter_client==7.4.9 \
+  backcall decorator entrypoints ipython-genutils nest-asyncio pickleshare
+SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
 # What builds the documentation and the distributions needs no torch, and has an environment of its own.
 VENV_DOCS ?= .venv-docs
 # The notebooks that `make docs` executes before it shows them; `make docs NOTEBOOKS=` executes none, and needs no torch either.
@@ -57,6 +64,7 @@ BUILD := build/notebooks
 BIN := $(VENV)/bin
 BIN_TPU := $(VENV_TPU)/bin
 BIN_SCALE := $(VENV_SCALE)/bin
+BIN_OLDEST := $(VENV_OLDEST)/bin
 BIN_PRETENDED_GPU := $(VENV_PRETENDED_GPU)/bin
 BIN_DOCS := $(VENV_DOCS)/bin
 TRIAL := build/trial
@@ -65,7 +73,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-of-processes test-of-the-rest test-nodes test-gpu test-gpu-here test-pretended-gpu test-tpu test-scale lint layout bench chaos bench-gpu bench-gpu-here bench-tpu docs pictures dist clean
+.PHONY: help demo test test-all test-of-processes test-of-the-rest test-nodes test-gpu test-gpu-here test-pretended-gpu test-tpu test-scale test-oldest lint layout bench chaos bench-gpu bench-gpu-here bench-tpu docs pictures dist clean
 
 help: ## list the commands
 	@echo "make demo    execute notebooks/01_first_run.ipynb on two processes, and say where the result is"
@@ -88,12 +96,14 @@ help: ## list the commands
 	@echo "make test-tpu    run the tests of torch_xla on its CPU backend, in an environment of their own (Linux on x86_64, gcc, 6 GiB)"
 	@echo "make bench-tpu   measure what computes through torch_xla, there too"
 	@echo
+	@echo "make test-oldest    run the tests of notebooks with the IPython, ipykernel and ipywidgets of Colab and Kaggle"
+	@echo
 	@echo "make test-scale    run the tests of DeepSpeed and Megatron-LM on the CPU, in an environment of their own (Linux, 4 GiB)"
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
 	@echo "           VENV_GPU=$(VENV_GPU)  GPU_PYTHON=$(GPU_PYTHON)  GPU_RESULTS=$(GPU_RESULTS)  GPU_SECONDS=$(GPU_SECONDS)"
 	@echo "           PYTHON_TPU=$(PYTHON_TPU)  VENV_TPU=$(VENV_TPU)  VENV_DOCS=$(VENV_DOCS)"
-	@echo "           VENV_SCALE=$(VENV_SCALE)  VENV_PRETENDED_GPU=$(VENV_PRETENDED_GPU)"
+	@echo "           VENV_SCALE=$(VENV_SCALE)  VENV_OLDEST=$(VENV_OLDEST)  VENV_PRETENDED_GPU=$(VENV_PRETENDED_GPU)"
 
 demo: $(VENV)/.demo
 	@mkdir -p $(BUILD)
@@ -158,6 +168,9 @@ test-tpu: $(VENV_TPU)/.test-tpu
 test-scale: $(VENV_SCALE)/.test-scale
 	DS_ACCELERATOR=cpu $(BIN_SCALE)/python -m pytest $(TESTS_SCALE)
 
+test-oldest: $(VENV_OLDEST)/.test
+	$(BIN_OLDEST)/python -m pytest -m 'not slow' tests/kernel tests/notebook tests/script -o cache_dir=$(VENV_OLDEST)/.pytest_cache
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -209,7 +222,7 @@ endif
 	@ls -1 dist
 
 clean: ## only what the commands above made
-	rm -rf $(VENV) $(VENV_DOCS) $(VENV_GPU) $(VENV_PRETENDED_GPU) $(VENV_TPU) $(VENV_SCALE) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_DOCS) $(VENV_GPU) $(VENV_PRETENDED_GPU) $(VENV_TPU) $(VENV_SCALE) $(VENV_OLDEST) build dist .mypy_cache .ruff_cache .pytest_cache
 
 # One stamp for each extra: newer than pyproject.toml means installed.
 $(VENV)/.demo $(VENV)/.test $(VENV)/.test-gpu: $(VENV)/.%: $(VENV)/.torch pyproject.toml
@@ -229,6 +242,15 @@ endif
 $(VENV_DOCS)/.docs $(VENV_DOCS)/.dist: $(VENV_DOCS)/.%: $(VENV_DOCS)/.made pyproject.toml
 	@echo "== installing what the extra '$*' names in pyproject.toml"
 	@$(BIN_DOCS)/python .ci/install_extra.py $*
+	@touch $@
+
+# IPython 7 has a package `tests` on the path, which would stand before ours.
+$(VENV_OLDEST)/.test: $(VENV)/.test
+	@echo "== making the virtual environment $(VENV_OLDEST) with the oldest packages of notebooks, over $(VENV)"
+	$(PYTHON) -m venv --clear $(VENV_OLDEST)
+	$(BIN_OLDEST)/python $(PIP) --no-deps $(OLDEST)
+	@rm -r $$($(BIN_OLDEST)/python $(SITE))/IPython/extensions/tests
+	@echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$($(BIN_OLDEST)/python $(SITE))/over.pth
 	@touch $@
 
 $(VENV_TPU)/.test-tpu: $(VENV_TPU)/.made pyproject.toml

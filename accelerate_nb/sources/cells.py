@@ -78,7 +78,15 @@ def cell_numbers() -> dict[str, int]:
     """The numbers of IPython's cells that this process has run, by the names of their files; it keeps them for its own tracebacks."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return dict(getattr(getattr(shell, "compile", None), "_filename_map", {}))
+    if ipython is None or shell is None:
+        return {}
+    numbers = dict(vars(shell.compile).get("_filename_map", {}))
+    if ipython.version_info >= (8,):
+        return numbers
+    # IPython 7 keeps the cells in their order, and the names with the text
+    order = {source: number for number, source in enumerate(shell.history_manager.input_hist_parsed) if number}
+    texts = {name: "".join(entry[2]).rstrip("\n") for name, entry in linecache._ipython_cache.items()}  # type: ignore[attr-defined]
+    return {name: order[text] for name, text in texts.items() if text in order} | numbers
 
 
 def name_in_warnings(numbers: Mapping[str, int] | None = None) -> None:
@@ -146,7 +154,9 @@ def current_sources() -> CellSources:
     """The cells that this process has run; none outside of IPython."""
     names = cell_numbers()
     # files that live only in the line cache: cells, and text that was run by other means (`<doctest …>`)
-    cached = [name for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None]
+    cached = [
+        name for name, entry in linecache.cache.items() if len(entry) == 4 and (entry[1] is None or name in names)
+    ]
     lines = _lines_of(name for name in cached if name in names or name.startswith("<"))
     return CellSources(lines, {name: number for name, number in names.items() if name in lines})
 

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import IPython
 import pytest
 
 from tests.kernel.kernels import Kernel, kernel as started
@@ -275,7 +276,8 @@ def test_a_cell_in_the_background_gives_the_notebook_back_and_its_output_goes_on
     assert behind.wait(30).error is not None
     assert two.value("get_ipython().find_cell_magic('accelerate').kept.background.done") is False
     two.ok("import pathlib\npathlib.Path('go').touch()\n%accelerate wait")
-    assert cell.stdout.splitlines() == ["[0-1] began", "[0-1] went on"]
+    if IPython.version_info >= (8,):  # before, kernels show what a thread writes under the cell that runs
+        assert cell.stdout.splitlines() == ["[0-1] began", "[0-1] went on"]
     assert two.ok("%%accelerate\nprint('next')").stdout == "[0-1] next\n"
 
 
@@ -283,7 +285,7 @@ def test_a_cell_in_the_background_can_be_interrupted_and_reports_its_error_under
     cell = two.ok("%%accelerate --background\nimport time\nwhile True: time.sleep(0.01)")
     assert "was interrupted" in two.ok("%accelerate interrupt").stdout
     assert two.run("%accelerate wait").error is not None
-    assert "Interrupt" in cell.stderr
+    assert "Interrupt" in cell.stderr or IPython.version_info < (8,)
     assert two.ok("%%accelerate\nprint('next')").stdout == "[0-1] next\n"
 
 
@@ -328,5 +330,7 @@ def test_unloading_the_extension_ends_the_session_and_loading_it_again_works(two
     ],
 )
 def test_settings_of_launchers_and_their_values_are_completed(two: Kernel, text: str, found: list[str]) -> None:
+    if IPython.version_info < (8, 6):
+        pytest.skip("IPython asks others for completions from 8.6 on")
     two.ok("import accelerate_nb\nfrom accelerate_nb import launch, notebook_launcher")
     assert two.value(f"get_ipython().kernel.do_complete({text!r}, {len(text)})['matches']") == found

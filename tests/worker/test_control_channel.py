@@ -106,6 +106,6 @@ def test_stacks_are_shown_where_nobody_can_open_more_files_and_ranks_can_still_b
     before = len(os.listdir("/dev/fd"))
     with no_more_files():
         assert run.stacks().count("in waits_without_files") == 2
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before
     run.stop()
     assert run.wait(60) == "well"

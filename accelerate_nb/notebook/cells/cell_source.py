@@ -75,6 +75,7 @@ class CellCode:
         # IPython's own transformation drops the empty lines at the top
         source = "\n" * above + self.shell.transform_cell(self.text)
         name = self.shell.compile.cache(source, self.number, raw_code=source)
+        vars(self.shell.compile).setdefault("_filename_map", {})[name] = self.number  # as IPython 8 does by itself
         flags = self.shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         with warnings.catch_warnings():
             # the ranks will warn of what is doubtful in it

@@ -140,15 +140,17 @@ def _is_launcher(called: str, names: Mapping[str, Any]) -> bool:
 
 
 def register_values(shell: Any) -> None:
-    """Complete the values of settings in calls of launchers from now on, where the running IPython has such matchers."""
-    with suppress(ImportError, AttributeError):
+    """Complete the values of settings in calls of launchers from now on."""
+    with suppress(AttributeError):
         _add_matcher(shell, partial(_in_call, shell=shell), "accelerate_nb.values")
 
 
 def _add_matcher(shell: Any, matcher: Callable[[Any], dict[str, Any]], identifier: str) -> None:
-    """Have a shell complete by this matcher first, in the place of a former one of this name."""
-    from IPython.core.completer import context_matcher
-
+    """Have a shell complete by this matcher first, in the place of a former one of this name, where IPython has matchers."""
+    try:
+        from IPython.core.completer import context_matcher
+    except ImportError:  # before IPython 8.6
+        return
     unregister(shell, identifier)
 
     # IPython sets attributes of a matcher, and reads what only a function has

@@ -124,11 +124,9 @@ class ConfigPicker:
         hf_files.read(Path(path))
         self._begin_from(initial_settings(os.environ, path))
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        bundle = self.form._repr_mimebundle_(**kwargs)
-        if isinstance(bundle, dict):
-            bundle["text/plain"] = repr(self)
-        return bundle
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.form.model_id}
+        return {"text/plain": repr(self), "application/vnd.jupyter.widget-view+json": view}
 
     def __repr__(self) -> str:
         return f"<ConfigPicker: {self._appraisal.call or _NOT_YET}>"

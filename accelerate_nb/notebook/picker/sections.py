@@ -71,6 +71,8 @@ def _control(setting: Setting) -> Any:
         "description_allow_html": True,
         "tooltip": setting.help,
     }
+    if "tooltip" not in ipywidgets.Text.class_trait_names():  # before ipywidgets 8, where descriptions are HTML
+        shown = {"description": shown["description"], "description_tooltip": setting.help}
     if isinstance(setting.value_type, Boolean) and not setting.nullable:
         return ipywidgets.Checkbox(value=setting.default, indent=False, **shown)
     if isinstance(setting.value_type, (Boolean, OneOf)):

@@ -62,6 +62,12 @@ class WorkerShell(InteractiveShell):
         self.profile_dir = ProfileDir()
         self._db: Any = {}
 
+    @property
+    def cell_numbers(self) -> dict[str, int]:
+        """The numbers of the cells that this shell knows, by the names of their files."""
+        numbers: dict[str, int] = vars(self.compile).setdefault("_filename_map", {})  # IPython 7 has none of its own
+        return numbers
+
     def transform_cell(self, raw_cell: str) -> str:
         """Plain Python; lines that stand empty above the code stay, so that the others keep their numbers."""
         above = raw_cell[: len(raw_cell) - len(raw_cell.lstrip())].count("\n")
@@ -86,6 +92,7 @@ class WorkerShell(InteractiveShell):
         self.execution_count = cell.number
         # a cell's code has the name that the kernel knows it by
         compiler["get_code_name"] = lambda *_: cell.filename
+        self.cell_numbers[cell.filename] = cell.number
         run: Any = self.run_cell
         try:
             outcome = run(cell.source, store_history=True)

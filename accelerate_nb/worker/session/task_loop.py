@@ -187,7 +187,7 @@ class TaskLoop:
             self._known = request.known
             # the notebook's lines, and its functions and classes under their names, where the worker has none of its own
             CellSources(request.lines, request.numbers).install()
-            self._shell.compile._filename_map.update(request.numbers)
+            self._shell.cell_numbers.update(request.numbers)
             vars(self._main).update(
                 {name: value for name, value in request.names.items() if name not in vars(self._main)}
             )
@@ -229,7 +229,7 @@ class TaskLoop:
     def _failed(self, error: BaseException) -> session_tasks.TaskReply:
         # the code has ended: an interrupt of it comes too late
         self._can_be_stopped = False
-        sources = sources_of(self._shell.compile._filename_map)
+        sources = sources_of(self._shell.cell_numbers)
         if isinstance(error, SyntaxError) and error.filename is not None and error.filename in sources.numbers:
             # it holds a file name of its own
             error.filename = sources.name(error.filename)
@@ -309,12 +309,11 @@ class DetachedCell:
         if not isinstance(main, ModuleType):
             main = sys.modules["__main__"] = ModuleType("__main__")
         shell = new_shell(main)
-        shell.compile._filename_map[self.cell.filename] = self.cell.number
         exec(compile(NAMESPACE, "<accelerate_nb>", "exec"), vars(main))
         vars(main).update(self.values)
         bundle, metadata, error = shell.run(self.cell)
         if error is not None and not is_no_failure(error):
-            raise error.with_traceback(below(error.__traceback__, sources_of(shell.compile._filename_map)))
+            raise error.with_traceback(below(error.__traceback__, sources_of(shell.cell_numbers)))
         background_tasks.finish()
         if bundle is not None and vars(main)["rank"] == 0:
             stdio.show(bundle, metadata)
