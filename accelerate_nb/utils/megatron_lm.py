@@ -4,8 +4,20 @@ from accelerate_nb.runtime.compat.unsupported import BertTrainStep as BertTrainS
 from accelerate_nb.runtime.strategies.megatron.conversion import (
     megatron_from_transformers as megatron_from_transformers,
     megatron_to_transformers as megatron_to_transformers,
+    model_provider_func as model_provider_func,
 )
-from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine as MegatronEngine
+from accelerate_nb.runtime.strategies.megatron.engine import (
+    AbstractTrainStep as AbstractTrainStep,
+    GPTTrainStep as GPTTrainStep,
+    MegatronEngine as MegatronEngine,
+    avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
+    gather_across_data_parallel_groups as gather_across_data_parallel_groups,
+)
+from accelerate_nb.runtime.strategies.megatron.plugin import (
+    finish_mpu_init as finish_mpu_init,
+    get_args as get_args,
+    initialize as initialize,
+)
 from accelerate_nb.runtime.strategies.megatron.preparation import (
     MegatronLMDummyDataLoader as MegatronLMDummyDataLoader,
     MegatronLMDummyScheduler as MegatronLMDummyScheduler,
@@ -15,14 +27,4 @@ from accelerate_nb.runtime.strategies.megatron.preparation import (
     prepare_model_optimizer_scheduler as prepare_model_optimizer_scheduler,
     prepare_optimizer as prepare_optimizer,
     prepare_scheduler as prepare_scheduler,
-)
-from accelerate_nb.runtime.strategies.megatron.train_steps import (
-    AbstractTrainStep as AbstractTrainStep,
-    GPTTrainStep as GPTTrainStep,
-    avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
-    finish_mpu_init as finish_mpu_init,
-    gather_across_data_parallel_groups as gather_across_data_parallel_groups,
-    get_args as get_args,
-    initialize as initialize,
-    model_provider_func as model_provider_func,
 )

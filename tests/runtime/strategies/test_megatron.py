@@ -13,9 +13,8 @@ from accelerate_nb import Accelerator, ConfigurationError
 from accelerate_nb.errors import MissingExtraError, NotYetError
 from accelerate_nb.runtime.compat.packages import is_installed
 from accelerate_nb.runtime.strategies.megatron.conversion import architecture_of
-from accelerate_nb.runtime.strategies.megatron.engine import choose
-from accelerate_nb.runtime.strategies.megatron.plugin import refuse_unused
-from accelerate_nb.runtime.strategies.megatron.train_steps import get_args, initialize, left_to_right
+from accelerate_nb.runtime.strategies.megatron.engine import choose, left_to_right
+from accelerate_nb.runtime.strategies.megatron.plugin import get_args, initialize, refuse_unused
 
 END = 9
 

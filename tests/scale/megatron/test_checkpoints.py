@@ -110,9 +110,9 @@ def test_a_checkpoint_is_loaded_in_other_degrees(
 @contextmanager
 def in_former_layout() -> Iterator[None]:
     """Folders as earlier versions wrote them: each single number is a tensor among the shards, by its weight's name."""
-    from accelerate_nb.runtime.strategies.megatron import checkpoint
+    from accelerate_nb.runtime.strategies.megatron import model_parallel
 
-    folder_files, files_of_parts = checkpoint._folder_files, checkpoint.files_of_parts
+    folder_files, files_of_parts = model_parallel._folder_files, model_parallel.files_of_parts
 
     def with_numbers(world: Any, name: str, tree: Any, common: dict[str, Any]) -> Any:
         numbers = {
@@ -121,11 +121,11 @@ def in_former_layout() -> Iterator[None]:
             for key, value in values.items()
         }
         with mock.patch.object(
-            checkpoint, "files_of_parts", lambda *place: files_of_parts(*place[:2], {**place[2], **numbers})
+            model_parallel, "files_of_parts", lambda *place: files_of_parts(*place[:2], {**place[2], **numbers})
         ):
             return folder_files(world, name, tree, common)
 
-    with mock.patch.object(checkpoint, "_folder_files", with_numbers):
+    with mock.patch.object(model_parallel, "_folder_files", with_numbers):
         yield
 
 

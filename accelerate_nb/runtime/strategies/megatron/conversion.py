@@ -1,8 +1,9 @@
 """GPT-2 and Llama of transformers as models of megatron-core, and the complete weights of such models back; both ways are exact."""
 
+from argparse import Namespace
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -14,29 +15,8 @@ from torch import Tensor
 from torch.nn import Module, ModuleList, functional
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, StateError
-from accelerate_nb.runtime.strategies.megatron.train_steps import build_part, stages
+from accelerate_nb.runtime.strategies.megatron.plugin import get_args
 from accelerate_nb.runtime.training.unwrap import bare
-
-
-@dataclass(frozen=True)
-class RowOrder:
-    """The order of the rows of a weight of Megatron among those of transformers' weights, which have `sizes` rows one after the other."""
-
-    # for each row of Megatron the number of the row of transformers
-    order: Tensor
-    sizes: list[int]
-    # the configuration that has them, in words
-    described: str
-    # whether Megatron may have more rows, for equal parts
-    is_padded: bool = False
-
-    def check(self, count: int, where: str) -> None:
-        """Raise a `ConfigurationError` for another number of rows than those of transformers."""
-        if count != (wanted := sum(self.sizes)):
-            raise ConfigurationError(
-                f"A configuration with {self.described} was passed, which are {wanted} rows, but {where} has {count}. Pass the configuration "
-                "of the model that it was made of."
-            )
 
 
 @dataclass(frozen=True)
@@ -45,9 +25,14 @@ class ConvertedWeight:
 
     name: str
     sources: tuple[str, ...]
-    rows: RowOrder | None = None
     is_transposed: bool = False
     tied: str | None = None
+    # where rows stand in another order, for each row of Megatron the number of the row of transformers, whose weights have `sizes` rows
+    # one after the other; the configuration that has them, in words; whether Megatron may have more, for equal parts
+    order: Tensor | None = None
+    sizes: Sequence[int] = ()
+    described: str = ""
+    is_padded: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,22 +43,30 @@ class ConvertedWeight:
         """Megatron's tensor, of weights of transformers."""
         tensors = [source[name].detach() for name in self.sources]
         joined = torch.cat([tensor.t() if self.is_transposed else tensor for tensor in tensors])
-        if self.rows is None:
+        if self.order is None:
             return joined
-        self.rows.check(len(joined), f"{' and '.join(self.sources)} of the model of transformers")
-        return joined[self.rows.order.to(joined.device)]
+        self._check(len(joined), f"{' and '.join(self.sources)} of the model of transformers")
+        return joined[self.order.to(joined.device)]
 
     def split(self, tensor: Tensor) -> dict[str, Tensor]:
         """The tensors of transformers by their names, of Megatron's; each has memory of its own."""
         parts: Sequence[Tensor] = tensor.chunk(len(self.sources))
-        if self.rows is not None:
-            count = sum(self.rows.sizes)
-            found_count = min(len(tensor), count) if self.rows.is_padded else len(tensor)
-            self.rows.check(found_count, f"{self.name} of the model of Megatron")
+        if self.order is not None:
+            count = sum(self.sizes)
+            self._check(
+                min(len(tensor), count) if self.is_padded else len(tensor), f"{self.name} of the model of Megatron"
+            )
             # the first of equal rows
-            parts = tensor[self.rows.order.argsort(stable=True)[:count]].split(self.rows.sizes)
+            parts = tensor[self.order.argsort(stable=True)[:count]].split(self.sizes)
         found = [(part.t() if self.is_transposed else part).contiguous().clone() for part in parts]
         return dict(zip(self.names, found if self.tied is None else found * 2, strict=True))
+
+    def _check(self, count: int, where: str) -> None:
+        if count != (wanted := sum(self.sizes)):
+            raise ConfigurationError(
+                f"A configuration with {self.described} was passed, which are {wanted} rows, but {where} has {count}. Pass the configuration "
+                "of the model that it was made of."
+            )
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -89,9 +82,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 # Megatron's name of each complete weight, and those of transformers whose rows it has: # is the number of a layer, * stands for
 # `weight`, and for `bias` where layers have one.
+_WORDS, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 _GPT2 = {
-    "embedding.word_embeddings.weight": ("transformer.wte.weight",),
-    "output_layer.weight": ("lm_head.weight",),
+    _WORDS: ("transformer.wte.weight",),
+    _HEAD: ("lm_head.weight",),
     "embedding.position_embeddings.weight": ("transformer.wpe.weight",),
     "decoder.final_layernorm.*": ("transformer.ln_f.*",),
     "decoder.layers.#.self_attention.linear_qkv.layer_norm_*": ("transformer.h.#.ln_1.*",),
@@ -102,8 +96,8 @@ _GPT2 = {
     "decoder.layers.#.mlp.linear_fc2.*": ("transformer.h.#.mlp.c_proj.*",),
 }
 _LLAMA = {
-    "embedding.word_embeddings.weight": ("model.embed_tokens.weight",),
-    "output_layer.weight": ("lm_head.weight",),
+    _WORDS: ("model.embed_tokens.weight",),
+    _HEAD: ("lm_head.weight",),
     "decoder.final_layernorm.weight": ("model.norm.weight",),
     "decoder.layers.#.self_attention.linear_qkv.layer_norm_weight": ("model.layers.#.input_layernorm.weight",),
     "decoder.layers.#.self_attention.linear_qkv.*": tuple(f"model.layers.#.self_attn.{kind}_proj.*" for kind in "qkv"),
@@ -133,7 +127,6 @@ class Architecture:
         counts = [count * channels for count in (heads, groups, groups)]
         of_kinds = torch.arange(sum(counts), device="cpu").split(counts)
         of_heads = torch.cat([part.view(groups, -1) for part in of_kinds], 1).flatten()
-        described = f"{heads} heads of {channels} channels and {groups} of keys"
         # rows for equal parts repeat the last word's, as Megatron-LM's converters have it: zeros would win over words whose logits are
         # all negative, as those of GPT-2 are
         of_words = torch.arange(words, device="cpu").clamp(max=self.vocab_size - 1)
@@ -141,20 +134,26 @@ class Architecture:
         is_tied = self.arguments["share_embeddings_and_output_weights"]
         found = []
         for name, sources in self.names.items():
-            if is_tied and name == "output_layer.weight":
+            if is_tied and name == _HEAD:
                 continue
-            rows = None
+            rows: dict[str, Any] = {}
             if name.endswith("linear_qkv.*"):
-                rows = RowOrder(of_heads, counts if len(sources) > 1 else [sum(counts)], described)
-            elif name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-                rows = RowOrder(of_words, [self.vocab_size], f"vocab_size={self.vocab_size}", is_padded=True)
-            tied = "lm_head.weight" if is_tied and name == "embedding.word_embeddings.weight" else None
+                described = f"{heads} heads of {channels} channels and {groups} of keys"
+                rows = {
+                    "order": of_heads,
+                    "sizes": counts if len(sources) > 1 else [sum(counts)],
+                    "described": described,
+                }
+            elif name in (_WORDS, _HEAD):
+                sizes, described = [self.vocab_size], f"vocab_size={self.vocab_size}"
+                rows = {"order": of_words, "sizes": sizes, "described": described, "is_padded": True}
+            tied = "lm_head.weight" if is_tied and name == _WORDS else None
             layers = range(self.settings["num_layers"]) if "#" in name else range(1)
             for layer, part in product(layers, parts if "*" in name else parts[:1]):
                 own, *of_transformers = (text.replace("#", str(layer)).replace("*", part) for text in (name, *sources))
                 # `Conv1D` of GPT-2, whose names begin so
                 is_transposed = part == "weight" and ".c_" in sources[0]
-                found.append(ConvertedWeight(own, tuple(of_transformers), rows, is_transposed, tied))
+                found.append(ConvertedWeight(own, tuple(of_transformers), is_transposed, tied, **rows))
         return found
 
 
@@ -162,8 +161,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     """The function of an activation by its name in transformers."""
     if name not in _ACTIVATIONS:
         raise ConfigurationError(
-            f"A model with the activation {name!r} was to become one of Megatron, where {', '.join(_ACTIVATIONS)} are known here. Take a "
-            "model with one of them."
+            f"A model with the activation {name!r} was to become one of Megatron. Take one with {', '.join(_ACTIVATIONS)}."
         )
     return _ACTIVATIONS[name]
 
@@ -221,8 +219,8 @@ def llama(config: Any) -> Architecture:
         rotation |= {"rope_scaling": True, "rope_scaling_factor": found["factor"]}
     elif kind != "default":
         raise ConfigurationError(
-            f"A Llama with the rotary embeddings {found} was to become a model of Megatron, which computes 'default', 'linear', and 'llama3' "
-            f"with {_LLAMA3}. Take a model with one of these."
+            f"A Llama with the rotary embeddings {found} was to become a model of Megatron. Take one with 'default', 'linear', or 'llama3' "
+            f"and {_LLAMA3}."
         )
     settings = {
         "num_layers": config.num_hidden_layers,
@@ -309,16 +307,14 @@ def megatron_from_transformers(
     from megatron.core import parallel_state
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from accelerate_nb.runtime.strategies.megatron.checkpoint import load_complete
-    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees
+    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees, load_complete
 
     config: Any = getattr(model, "config", None)
     architecture = architecture_of(config)
     if not is_converted(model):
         raise ConfigurationError(
             f"A {type(model).__name__} was to become a model of Megatron, but a model that predicts words is converted: "
-            f"{_FAMILIES[config.model_type][0]}. Load it "
-            "with AutoModelForCausalLM."
+            f"{_FAMILIES[config.model_type][0]}. Load it with AutoModelForCausalLM."
         )
     if not parallel_state.model_parallel_is_initialized():
         raise StateError(
@@ -361,7 +357,7 @@ def megatron_to_transformers(model: Module, config: Any) -> dict[str, Tensor]:
     """
     _check_installed()
 
-    from accelerate_nb.runtime.strategies.megatron.checkpoint import complete_state
+    from accelerate_nb.runtime.strategies.megatron.model_parallel import complete_state
 
     architecture = architecture_of(config)
     is_main = dist.get_rank() == 0
@@ -395,3 +391,112 @@ def _check_installed() -> None:
         raise MissingExtraError(
             "A model was to be converted for Megatron, and megatron-core is not installed: pip install 'accelerate-nb[megatron]'"
         )
+
+
+# The parts of a model on this process
+
+
+def stages(provider: Callable[..., Module], count: int | None) -> list[Module]:
+    """The parts of a model on this process, `count` where stages are interleaved: `provider(is_first, is_last)`, with `vp_stage=` then."""
+    from megatron.core import parallel_state
+
+    is_first, is_last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+    if count is None:
+        return [provider(is_first, is_last)]
+    return [provider(is_first and stage == 0, is_last and stage == count - 1, vp_stage=stage) for stage in range(count)]
+
+
+def build_part(
+    arguments: Mapping[str, Any],
+    words: int,
+    config: Any,
+    layer_spec: Any,
+    is_first: bool,
+    is_last: bool,
+    vp_stage: int | None = None,
+) -> Module:
+    """A part of a `GPTModel`, of megatron-core's own layers without a `layer_spec`."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    if layer_spec is None:
+        cut = {"sequence_parallel": config.sequence_parallel, "context_parallel_size": config.context_parallel_size > 1}
+        if names := [name for name, is_cut in cut.items() if is_cut]:
+            raise ConfigurationError(
+                f"{' and '.join(names)} was requested with megatron-core's own layers, which compute whole sequences. Pass layer_spec with "
+                "those of Transformer Engine, get_gpt_layer_with_transformer_engine_spec(...), to Accelerate's engine "
+                "other_megatron_args={'transformer_impl': 'transformer_engine'}, or leave it out."
+            )
+        layer_spec = get_gpt_layer_local_spec(config.num_moe_experts, normalization=config.normalization)
+    return GPTModel(  # type: ignore[no-any-return]  # a module of a package without types
+        config=config,
+        transformer_layer_spec=layer_spec,
+        vocab_size=words,
+        pre_process=is_first,
+        post_process=is_last,
+        vp_stage=vp_stage,
+        **arguments,
+    )
+
+
+def model_provider_func(
+    pre_process: bool = True,
+    post_process: bool = True,
+    add_encoder: bool = True,  # noqa: ARG001  # Accelerate's
+    add_decoder: bool = True,  # noqa: ARG001  # as above
+    *,
+    vp_stage: int | None = None,
+) -> Module:
+    """
+    This process's part of the model that the arguments describe; `pre_process` is of the first stage, `post_process` of the last.
+
+    `vp_stage` is the number of the part on this process, where stages are interleaved.
+    """
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+
+    args = get_args()
+    if args.architecture is None:
+        raise StateError(
+            "A model of Megatron was to be built before prepare has one of transformers. Call prepare first."
+        )
+    config = _transformer_config(args)
+    layers = None
+    if args.transformer_impl == "transformer_engine":
+        layers = get_gpt_layer_with_transformer_engine_spec(config.num_moe_experts)
+    arguments = {name: getattr(args, name, value) for name, value in args.architecture.arguments.items()}
+    return build_part(arguments, args.padded_vocab_size, config, layers, pre_process, post_process, vp_stage)
+
+
+# Arguments that have the name of a field of a `TransformerConfig`, and do not mean it, or are the strategy's.
+_NOT_FIELDS = frozenset(
+    {
+        *("attention_backend", "calculate_per_token_loss", "recompute_granularity", "recompute_method"),
+        *("recompute_num_layers", "params_dtype", "fp16", "bf16"),
+    }
+)
+
+
+def _transformer_config(args: Namespace) -> Any:
+    """The `TransformerConfig` of the arguments: whichever have the name of one of its fields, and what Megatron-LM makes of others."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    names = {field.name for field in fields(TransformerConfig)} - _NOT_FIELDS
+    has_gpu = torch.cuda.is_available()
+    fusions = ("masked_softmax_fusion", "gradient_accumulation_fusion", "apply_rope_fusion", "bias_activation_fusion")
+    settings: dict[str, Any] = {
+        # they need a compiler, or kernels of other packages
+        **dict.fromkeys(fusions, False),
+        "bias_dropout_fusion": has_gpu,
+        "use_cpu_initialization": not has_gpu,
+        "pipeline_dtype": args.params_dtype,
+        **{name: value for name, value in vars(args).items() if name in names},
+        "num_layers_in_last_pipeline_stage": args.decoder_last_pipeline_num_layers,
+    }
+    if args.recompute_activations:
+        settings["recompute_granularity"] = args.recompute_granularity
+        if args.recompute_granularity == "full":
+            settings.update(recompute_method=args.recompute_method, recompute_num_layers=args.recompute_num_layers)
+    if args.virtual_pipeline_model_parallel_size is not None and args.pipeline_model_parallel_size == 2:
+        # messages of a stage to the next and to the former one go to the same process, and would be mixed up
+        settings.update(overlap_p2p_comm=True, batch_p2p_comm=False)
+    return TransformerConfig(**settings)

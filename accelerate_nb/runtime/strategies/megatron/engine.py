@@ -1,8 +1,9 @@
-"""A model of megatron-core as a training loop calls it, and the engine where a call of the model makes a whole step."""
+"""A model of megatron-core as a training loop calls it, and the engine where a call of the model makes a whole step on a batch."""
 
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Module, ModuleList
-from torch.utils._pytree import tree_flatten
+from torch.nn import Module, ModuleList, functional
+from torch.utils._pytree import tree_leaves
 
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError, StateError
+from accelerate_nb.runtime.operations.nested import send_to_device, tensors_of, with_leaves
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf
-from accelerate_nb.runtime.strategies.megatron import train_steps
-from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
+from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, get_args
 from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches, output_on_all
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
 from accelerate_nb.runtime.world.mesh import Mesh
@@ -37,24 +38,20 @@ def check(parts: Sequence[Any], mesh: Mesh, plugin: MegatronLMPlugin, dtype: tor
             "context_parallel_size": mesh.cp,
             "expert_model_parallel_size": plugin.expert_model_parallel_size,
             "sequence_parallel": config.sequence_parallel or plugin.sequence_parallelism,
+            "virtual_pipeline_model_parallel_size": len(parts) if len(parts) > 1 else None,
         }
         if config.num_moe_experts is not None:
             degrees["expert_tensor_parallel_size"] = plugin.expert_tensor_parallel_size
         for name, wanted in degrees.items():
             if (value := getattr(config, name)) != wanted:
                 raise ConfigurationError(
-                    f"TransformerConfig({name}={value}) was found in a model that is prepared on {mesh}. Build it with {name}={wanted}."
+                    f"TransformerConfig({name}={value}) was found in a model of {len(parts)} parts that is prepared on {mesh}. Build it "
+                    f"with {name}={wanted}."
                 )
         if mesh.pp > 1 and config.pipeline_dtype is None:
             config.pipeline_dtype = dtype
-    config = parts[0].config
-    if len(parts) > 1 and config.virtual_pipeline_model_parallel_size != len(parts):
-        raise ConfigurationError(
-            f"{len(parts)} parts of a model were prepared together, but its TransformerConfig has virtual_pipeline_model_parallel_size="
-            f"{config.virtual_pipeline_model_parallel_size}. Build it with {len(parts)}."
-        )
     # messages of a stage to the next and to the former one go to the same process in a pipeline of two, which mixes them up
-    if len(parts) > 1 and mesh.pp == 2 and not config.overlap_p2p_comm:
+    if len(parts) > 1 and mesh.pp == 2 and not parts[0].config.overlap_p2p_comm:
         raise ConfigurationError(
             "Interleaved stages were requested in a pipeline of 2 processes, where Megatron needs messages in pairs. Build the "
             "TransformerConfig with overlap_p2p_comm=True and batch_p2p_comm=False, or take pp_degree=4 or more."
@@ -94,9 +91,7 @@ class MegatronModel(ModelWrapper):
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The model's output; in a pipeline without a backward, since its gradients come by `Accelerator.train_step`."""
-        from megatron.core import parallel_state
-
-        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        stages = self.config.pipeline_model_parallel_size
         if stages == 1:
             return self.chunks[0](*arguments, **keywords)
         if torch.is_grad_enabled():
@@ -115,21 +110,21 @@ class MegatronModel(ModelWrapper):
 
     def train_step(self, inputs: Inputs, targets: Any, loss_of: LossOf, *, steps: int) -> Tensor:
         """Forward and backward by Megatron's schedule, gradients divided by `steps`; the mean loss of the parts, on all stages."""
-        from megatron.core import parallel_state
-
-        sequence_parts = parallel_state.get_context_parallel_world_size()
         # Megatron multiplies by the number of parts of a sequence, whose losses are means over a part here
+        sequence_parts = self.config.context_parallel_size
         divisor = steps * sequence_parts
 
         def scaled(output: Any, wanted: Any) -> tuple[Tensor, Tensor]:
             loss = loss_of(output, wanted)
-            # what is divided in place afterwards
-            return loss / divisor if divisor > 1 else loss * 1, loss.detach().float()
+            # a tensor of its own, which is divided in place afterwards
+            return loss / divisor, loss.detach().float()
 
         losses = self._run(self.equal_parts((inputs, targets)), scaled, forward_only=False)
         mean: Tensor = self._from_last(torch.stack(losses).mean() if losses else None)
         if sequence_parts == 1:
             return mean
+        from megatron.core import parallel_state
+
         total = mean.clone()
         dist.all_reduce(total, group=parallel_state.get_context_parallel_group())
         return total.div_(sequence_parts)
@@ -148,47 +143,40 @@ class MegatronModel(ModelWrapper):
         self, parts: Sequence[tuple[Inputs, Any]], result_of: Callable[[Any, Any], Any], *, forward_only: bool
     ) -> list[Any]:
         """What the last stage has of each part: what `result_of` makes of its output and targets, or reports after its loss."""
-        tensors = (leaf for leaf in tree_flatten(parts[0][0])[0] if isinstance(leaf, Tensor) and leaf.ndim > 1)
-        first = next(tensors, None)
-        if first is None:
+        found = (leaf for leaf in tree_leaves(parts[0][0]) if isinstance(leaf, Tensor) and leaf.ndim > 1)
+        if (first := next(found, None)) is None:
             raise DataError(
-                "A model of Megatron got no tensor of the shape (samples, length). Pass it the tokens of a batch first."
+                "A model of Megatron got no tensor of the shape (samples, length). Pass it a batch's tokens first."
             )
 
         def forward_step(iterator: Iterator[tuple[Inputs, Any]], chunk: Module) -> tuple[Any, Callable[..., Any]]:
             (arguments, keywords), targets = next(iterator)
             return chunk(*arguments, **keywords), lambda output, **_: result_of(output, targets)
 
-        shape = (first.shape[1], first.shape[0])
-        return self.run_schedule(forward_step, parts, shape, forward_only, collects=forward_only)
+        return self.run_schedule(forward_step, parts, first.shape, forward_only, collects=forward_only)
 
     def run_schedule(
         self,
         forward_step: Callable[[Any, Any], Any],
         parts: Sequence[Any],
-        shape: tuple[int, int],
+        shape: Sequence[int],
         forward_only: bool,
         *,
         collects: bool = False,
     ) -> list[Any]:
-        """Bring parts through the stages; returns what the last stage reports of each, with `collects` anything."""
-        # shape: the length of a part's sequences, and their number
-        from megatron.core import parallel_state
+        """Bring parts of a shape (samples, length) through the stages; what the last reports of each, with `collects` anything."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         self.config.grad_scale_func = self.loss_scale
-        is_interleaved = len(self.chunks) > 1
-        schedule = get_forward_backward_func(
-            parallel_state.get_pipeline_model_parallel_world_size(), len(self.chunks) if is_interleaved else None
-        )
-        iterators = [iter(list(parts)) for _ in self.chunks]
+        count = len(self.chunks)
+        schedule = get_forward_backward_func(self.config.pipeline_model_parallel_size, count if count > 1 else None)
         found: list[Any] = schedule(
             forward_step_func=forward_step,
-            data_iterator=iterators if is_interleaved else iterators[0],
-            model=self.chunks if is_interleaved else self.chunks[0],
+            data_iterator=[iter(list(parts)) for _ in self.chunks],
+            model=self.chunks,
             num_microbatches=len(parts),
-            seq_length=shape[0],
-            micro_batch_size=shape[1],
+            seq_length=shape[1],
+            micro_batch_size=shape[0],
             forward_only=forward_only,
             collect_non_loss_data=collects,
         )
@@ -196,12 +184,14 @@ class MegatronModel(ModelWrapper):
 
     def _from_last(self, value: Any) -> Any:
         """The last stage's tensors, one or several in a dictionary, on all stages."""
+        if self.config.pipeline_model_parallel_size == 1:
+            return value
         from megatron.core import parallel_state
 
-        group = parallel_state.get_pipeline_model_parallel_group()
-        if group.size() == 1:
-            return value
-        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        last, group = (
+            parallel_state.get_pipeline_model_parallel_last_rank(),
+            parallel_state.get_pipeline_model_parallel_group(),
+        )
         return output_on_all(value, last, group, torch.device(torch.cuda.current_device()))
 
 
@@ -233,19 +223,20 @@ class MegatronEngine(MegatronModel):
     """
 
     def __init__(self, accelerator: Any, model: Sequence[Any], optimizer: Any, scheduler: Any) -> None:
-        args, plugin = train_steps.get_args(), accelerator.state.megatron_lm_plugin
+        self.__dict__.update(accelerator=accelerator, args=get_args(), plugin=accelerator.state.megatron_lm_plugin)
         inner = [innermost(chunk) for chunk in model]
-        super().__init__(inner[0] if len(inner) == 1 else ModuleList(inner), model, plugin.num_micro_batches)
-        self.__dict__["accelerator"] = accelerator
+        super().__init__(inner[0] if len(inner) == 1 else ModuleList(inner), model, self.plugin.num_micro_batches)
         self.optimizer, self.scheduler = optimizer, scheduler
-        if plugin.custom_train_step_class is not None:
-            self.train_step_handler = plugin.custom_train_step_class(args, **(plugin.custom_train_step_kwargs or {}))
+        if (own := self.plugin.custom_train_step_class) is not None:
+            self.train_step_handler = own(self.args, **(self.plugin.custom_train_step_kwargs or {}))
         else:
-            self.train_step_handler = train_steps.GPTTrainStep(accelerator, args)
+            self.train_step_handler = GPTTrainStep(accelerator, self.args)
         self.iteration = 0
         accelerator.strategy.adopt(self)
 
     accelerator: Any
+    args: Namespace
+    plugin: MegatronLMPlugin
 
     @property
     def base_model(self) -> Any:
@@ -268,12 +259,11 @@ class MegatronEngine(MegatronModel):
             raise ConfigurationError(
                 "A model of Megatron's engine was called with positional arguments. Call it with a batch's tensors by name: model(**batch)."
             )
-        args = train_steps.get_args()
         if self.training:
             losses, _, _, _ = self.train_step(**batch_data)
             self.iteration += 1
-            args.iteration = self.iteration
-            args.consumed_train_samples += args.global_batch_size
+            self.args.iteration = self.iteration
+            self.args.consumed_train_samples += self.args.global_batch_size
         else:
             losses = self.eval_step(**batch_data)
         numbers = [value.float() for value in losses.values() if value.ndim == 0]
@@ -296,32 +286,24 @@ class MegatronEngine(MegatronModel):
         step.zero_grad()
         losses = self._losses(batch_data, forward_only=False)
         step.last_norm = None
-        is_skipped = not step.step()
-        self.optimizer.skipped_iter = is_skipped
+        self.optimizer.skipped_iter = is_skipped = not step.step()
         if self.scheduler is not None and not is_skipped:
-            self.scheduler.step(increment=train_steps.get_args().global_batch_size)
+            self.scheduler.step(increment=self.args.global_batch_size)
         return losses, int(is_skipped), step.last_norm, None
 
     def eval_step(self, **batch_data: Any) -> dict[str, Tensor]:
         """The losses of a batch by name, on all processes, without gradients."""
         with torch.no_grad():
             losses = self._losses(batch_data, forward_only=True)
-        args = train_steps.get_args()
-        args.consumed_valid_samples += args.global_batch_size
+        self.args.consumed_valid_samples += self.args.global_batch_size
         return losses
 
     def _losses(self, batch: dict[str, Any], *, forward_only: bool) -> dict[str, Tensor]:
-        args, plugin = train_steps.get_args(), self.accelerator.state.megatron_lm_plugin
         parts = self.equal_parts(batch)
+        shape = (int(self.args.micro_batch_size), int(self.args.seq_length))
         tokens = parts[0].get("tokens", parts[0].get("input_ids"))
-        if isinstance(tokens, Tensor) and plugin.custom_get_batch_function is None:
-            shape = (tokens.shape[1], tokens.shape[0])
-        elif args.seq_length is None:
-            raise StateError(
-                "The length of sequences of a batch without input_ids is not known. Pass MegatronLMPlugin(seq_length=...)."
-            )
-        else:
-            shape = (int(args.seq_length), int(args.micro_batch_size))
+        if isinstance(tokens, Tensor) and self.plugin.custom_get_batch_function is None:
+            shape = (tokens.shape[0], tokens.shape[1])
         found = self.run_schedule(self.train_step_handler.forward_step, parts, shape, forward_only)
         means = {name: _mean([part[name] for part in found]) for name in found[0]} if found else None
         losses: dict[str, Tensor] = self._from_last(means)
@@ -346,22 +328,20 @@ class MegatronEngine(MegatronModel):
         `attention_mask` is 0 at padding on the right. The likeliest token is taken, or one is drawn with a `temperature`, `top_k` or
         `top_p`. A text has `max_length` tokens at most, or `max_new_tokens` after the longest beginning. `NotYetError` for beams.
         """
-        if (num_beams or 1) > 1 or length_penalty is not None:
+        refused = {
+            "num_beams or length_penalty": (num_beams or 1) > 1 or length_penalty is not None,
+            "sequence_parallelism=True": self.config.sequence_parallel,
+            "interleaved stages": len(self.chunks) > 1,
+        }
+        if names := [name for name, is_found in refused.items() if is_found]:
             raise NotYetError(
-                "megatron_generate(num_beams=...) is not offered here yet. Leave num_beams and length_penalty out; temperature, top_k and "
-                "top_p draw tokens."
+                f"megatron_generate was called with {' and '.join(names)}, which it does not offer. Leave them out."
             )
         if (max_length is None) == (max_new_tokens is None):
             raise ConfigurationError("megatron_generate takes one of max_length and max_new_tokens. Pass one of them.")
         lengths = torch.full((len(inputs),), inputs.shape[1]) if attention_mask is None else attention_mask.sum(dim=1)
-        lengths = lengths.to(torch.cuda.current_device())
         longest = int(lengths.max()) + (max_new_tokens or 0) if max_length is None else max_length
-        if self.config.sequence_parallel or len(self.chunks) > 1:
-            raise NotYetError(
-                "megatron_generate was called with sequence_parallelism=True or interleaved stages, whose parts a growing text does not "
-                "divide into. Leave sequence_parallelism and num_layers_per_virtual_pipeline_stage out."
-            )
-        if longest > (positions := train_steps.get_args().max_position_embeddings):
+        if longest > (positions := self.args.max_position_embeddings):
             raise ConfigurationError(
                 f"megatron_generate was asked for {longest} tokens, but the model has {positions} positions. Pass a smaller max_length or "
                 "max_new_tokens."
@@ -369,9 +349,8 @@ class MegatronEngine(MegatronModel):
         was_training = self.training
         self.eval()
         try:
-            return self._written(
-                inputs, lengths, longest, partial(choose, temperature=temperature, top_k=top_k, top_p=top_p)
-            )
+            choose_of = partial(choose, temperature=temperature, top_k=top_k, top_p=top_p)
+            return self._written(inputs, lengths.to(torch.cuda.current_device()), longest, choose_of)
         finally:
             self.train(was_training)
 
@@ -379,32 +358,30 @@ class MegatronEngine(MegatronModel):
         """The tokens of `inputs` going on after `lengths` tokens each until all have `longest` or have ended; ends fill what comes after."""
         from megatron.core import parallel_state, tensor_parallel
 
+        def forward_step(iterator: Iterator[Tensor], chunk: Module) -> tuple[Any, Callable[..., Any]]:
+            text = next(iterator)
+            mask, _, positions = left_to_right(text, end_of_document=None, pad=None)
+            return chunk(text, positions, mask), last_logits
+
         def last_logits(output: Tensor, **_: Any) -> Any:
             return tensor_parallel.gather_from_tensor_model_parallel_region(output[:, -1].float().contiguous())
 
-        args = train_steps.get_args()
         group = parallel_state.get_model_parallel_group()
-        end = args.eos_token_id
+        end = self.args.eos_token_id
         fill = 0 if end is None else end
-        tokens = torch.full((len(inputs), longest), fill, dtype=torch.long, device=torch.cuda.current_device())
-        tokens[:, : inputs.shape[1]] = inputs[:, :longest]
+        tokens = functional.pad(
+            inputs[:, :longest].long().to(lengths.device), (0, max(longest - inputs.shape[1], 0)), value=fill
+        )
         has_ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for position in range(int(lengths.min()), longest):
             # every token computes the whole of its text again
             text = tokens[:, :position]
-            mask, _, positions = train_steps.left_to_right(text, end_of_document=None, pad=None)
-            found = self.run_schedule(
-                lambda iterator, chunk: (chunk(next(iterator), positions, mask), last_logits),  # noqa: B023  # called at once
-                *([text], (position, len(text)), True),
-                collects=True,
-            )
-            logits = self._from_last(found[0] if found else None)
-            chosen = choose_of(logits[:, : args.orig_vocab_size])
+            found = self.run_schedule(forward_step, [text], text.shape, True, collects=True)
+            chosen = choose_of(self._from_last(found[0] if found else None)[:, : self.args.orig_vocab_size])
             # numbers that are drawn differ between processes
             dist.broadcast(chosen, dist.get_global_rank(group, 0), group)
             is_written = position >= lengths
-            following = chosen.masked_fill(has_ended, fill)
-            tokens[:, position] = torch.where(is_written, following, tokens[:, position])
+            tokens[:, position] = chosen.masked_fill(has_ended, fill).where(is_written, tokens[:, position])
             if end is not None:
                 has_ended |= is_written & (chosen == end)
             if bool(has_ended.all()):
@@ -429,7 +406,181 @@ def _mean(values: list[Tensor]) -> Tensor:
     if first.numel() == 1:
         return torch.stack([value.reshape(()) for value in values]).mean()
     if first.ndim == 1 and first.numel() == 2:
-        total, count = train_steps.avg_losses_across_data_parallel_group(list(torch.stack(values).sum(dim=0)))
+        total, count = avg_losses_across_data_parallel_group(list(torch.stack(values).sum(dim=0)))
         mean: Tensor = total / count
         return mean
     return torch.cat(values)
+
+
+def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Tensor:
+    """The means of losses (each a number) over the copies of a model, one tensor of the shape `(len(losses),)`, without a graph."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_data_parallel_group()
+    summed = torch.stack([loss.detach().reshape(()) for loss in losses])
+    dist.all_reduce(summed, group=group)
+    return summed.div_(float(group.size()))
+
+
+def gather_across_data_parallel_groups(tensor: Any) -> Any:
+    """The tensors of all copies of a model, joined along dimension 0; nested in lists, tuples or mappings."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_data_parallel_group()
+
+    def gathered(item: Tensor) -> Tensor:
+        own = torch.atleast_1d(item).contiguous()
+        found = [torch.empty_like(own) for _ in range(group.size())]
+        dist.all_gather(found, own, group=group)
+        return torch.cat(found)
+
+    return with_leaves(tensor, map(gathered, tensors_of("gather", tensor)))
+
+
+def left_to_right(
+    tokens: Tensor,
+    *,
+    end_of_document: int | None,
+    pad: int | None,
+    reset_position_ids: bool = False,
+    reset_attention_mask: bool = False,
+    masks_ends: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention mask (true hides), loss mask in float32 and positions of `tokens` (samples, length)."""
+    # as Megatron-LM's get_ltor_masks_and_position_ids
+    samples, length = tokens.shape
+    sees = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()[None]
+    positions = torch.arange(length, device=tokens.device).expand(samples, length).clone()
+    loss_mask = torch.ones(samples, length, dtype=torch.float32, device=tokens.device)
+    if pad is not None:
+        loss_mask[tokens == pad] = 0.0
+    if masks_ends and end_of_document is not None:
+        loss_mask[tokens == end_of_document] = 0.0
+    if end_of_document is not None and (reset_position_ids or reset_attention_mask):
+        # an end belongs to the document that it ends
+        ends = (tokens == end_of_document).long()
+        documents = ends.cumsum(1) - ends
+        if reset_attention_mask:
+            sees = sees & (documents[:, :, None] == documents[:, None, :])
+        if reset_position_ids:
+            is_first = torch.ones_like(ends, dtype=torch.bool)
+            is_first[:, 1:] = ends[:, :-1].bool()
+            starts = torch.where(is_first, positions, 0).cummax(1).values
+            positions = positions - starts
+    return ~sees[:, None], loss_mask, positions
+
+
+class AbstractTrainStep:
+    """
+    The step of an engine on one part of a batch: how it is read, brought through the model, and what its loss is.
+
+    A class of yours sets `get_batch`, `loss_func`, `forward_step(data_iterator, model)` and `model_output_class` (or `None`).
+    """
+
+    model_output_class: Any = None
+    forward_step: Callable[..., Any]
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
+        """The function that reads a part of a batch from an iterator."""
+
+    def get_forward_step_func(self) -> Any:
+        """The function of an iterator and a model that returns the output, and the function of the output that is the loss."""
+
+    def get_loss_func(self, accelerator: Any) -> Any:
+        """The function that returns a loss, and the numbers to report, by name."""
+
+
+class GPTTrainStep(AbstractTrainStep):
+    """A step that predicts each next token; the loss is the mean over the tokens that are no padding."""
+
+    def __init__(self, accelerator: Any, args: Namespace) -> None:
+        super().__init__("GPTTrainStep")
+        self.eod_token = self.pad_token = args.eos_token_id
+        self.reset_position_ids = args.reset_position_ids
+        self.reset_attention_mask = args.reset_attention_mask
+        self.eod_mask_loss = args.eod_mask_loss
+        self.return_logits = args.return_logits
+        self.get_batch = self.get_batch_func(accelerator, args.megatron_dataset_flag)
+        self.loss_func = self.get_loss_func(accelerator)
+        self.forward_step = self.get_forward_step_func()
+        if args.model_return_dict:
+            from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
+
+            self.model_output_class = CausalLMOutputWithCrossAttentions
+
+    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
+        """The plugin's function, or one that returns tokens, labels, loss mask, attention mask and positions."""
+        usual = self._batch_of_megatron if megatron_dataset_flag else self._batch_of_transformers
+        return accelerator.state.megatron_lm_plugin.custom_get_batch_function or usual
+
+    def _batch_of_megatron(self, data_iterator: Iterator[Any] | None) -> tuple[Tensor, ...]:
+        """A part of a batch of a data set of Megatron's: sequences that are one token longer, or tokens and labels."""
+        data = None if data_iterator is None else next(data_iterator)
+        if data is not None and "text" not in data:
+            batch = send_to_device(data, torch.cuda.current_device())
+            tokens, labels = batch["tokens"].long(), batch["labels"].long()
+            mask, _, _ = left_to_right(tokens, end_of_document=None, pad=None)
+            return tokens, labels, batch["loss_mask"].float(), batch.get("attention_mask", mask), batch["position_ids"]
+        from megatron.core import tensor_parallel
+
+        found = tensor_parallel.broadcast_data(["text"], data, torch.int64)["text"].long()
+        return self._with_masks(found)
+
+    def _batch_of_transformers(self, data_iterator: Iterator[Any]) -> tuple[Tensor, ...]:
+        """A part of a batch of `input_ids`, with labels that are the next token each, the end of a text after the last."""
+        tokens = send_to_device(next(data_iterator)["input_ids"], torch.cuda.current_device()).long()
+        if self.eod_token is None:
+            batch = self._with_masks(torch.cat([tokens, tokens[:, -1:]], dim=1))
+            # nothing follows the last token
+            batch[2][:, -1] = 0.0
+            return batch
+        return self._with_masks(functional.pad(tokens, (0, 1), value=self.eod_token))
+
+    def _with_masks(self, sequences: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        tokens, labels = sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
+        attention_mask, loss_mask, position_ids = left_to_right(
+            tokens,
+            end_of_document=self.eod_token,
+            pad=self.pad_token,
+            reset_position_ids=self.reset_position_ids,
+            reset_attention_mask=self.reset_attention_mask,
+            masks_ends=self.eod_mask_loss,
+        )
+        return tokens, labels, loss_mask, attention_mask, position_ids
+
+    def get_loss_func(self, accelerator: Any) -> Any:
+        """The plugin's function, or one of the loss mask and the output: losses of tokens, with logits where they are requested."""
+        return accelerator.state.megatron_lm_plugin.custom_loss_function or self._loss
+
+    def _loss(self, loss_mask: Tensor, output_tensor: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        losses, logits = output_tensor if self.return_logits else (output_tensor, None)
+        mask = loss_mask.reshape(-1).float()
+        loss = (losses.float().reshape(-1) * mask).sum() / mask.sum().clamp(min=1.0)
+        if get_args().check_for_nan_in_loss_and_grad and loss.isnan():
+            raise StateError(
+                "The loss of a step is NaN. Lower the learning rate, or leave check_for_nan_in_loss_and_grad out to go on."
+            )
+        reported = {"lm loss": avg_losses_across_data_parallel_group([loss])[0]}
+        return loss, reported if logits is None else {**reported, "logits": logits.detach()}
+
+    def get_forward_step_func(self) -> Any:
+        """The function of an iterator and a model."""
+        return self._forward
+
+    def _forward(self, data_iterator: Any, model: Module) -> tuple[Any, Callable[..., Any]]:
+        tokens, labels, loss_mask, attention_mask, position_ids = self.get_batch(data_iterator)
+        if not self.return_logits:
+            return model(tokens, position_ids, attention_mask, labels=labels), partial(self.loss_func, loss_mask)
+        from megatron.core import tensor_parallel
+        from megatron.core.utils import unwrap_model
+
+        output = model(tokens, position_ids, attention_mask)
+        inner: Any = unwrap_model(model)
+        if inner.post_process:
+            losses = inner.compute_language_model_loss(labels, output.transpose(0, 1).contiguous())
+            output = losses, tensor_parallel.gather_from_tensor_model_parallel_region(output.detach())
+        return output, partial(self.loss_func, loss_mask)

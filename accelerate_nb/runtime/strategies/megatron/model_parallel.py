@@ -1,13 +1,23 @@
-"""Megatron-core's process groups over the ranks of the world, and an optimizer's step on the gradients that are summed up over them."""
+"""A model in parts: the step of an optimizer on it, its complete weights, and its checkpoints in Megatron's distributed format."""
 
 from __future__ import annotations
 
-import logging
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factory_merges, is_main_replica
+from megatron.core.dist_checkpointing.optimizer import get_param_id_to_sharded_param_map, make_sharded_optimizer_tensor
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32, get_grad_norm_fp32
@@ -16,56 +26,20 @@ from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
 from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from torch import Tensor
+from torch.nn import Module, ModuleList
 from torch.optim import Adam, AdamW, Optimizer
 
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetError
+from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
+from accelerate_nb.runtime.checkpoints.named_states import files_of_parts
+from accelerate_nb.runtime.checkpoints.shards import LIST, ShardIndex, list_shards
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronModel
-from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
-from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
 from accelerate_nb.runtime.world.world import World
-
-# As Megatron's own training loop seeds them: stages of a pipeline draw other numbers.
-_SEED_OF_A_STAGE = 100
-
-
-def join_groups(world: World, plugin: MegatronLMPlugin) -> None:
-    """Make Megatron's groups along the mesh, and seed its layers' random numbers; all processes call it."""
-    # Megatron's order of ranks, tp-cp-ep-dp-pp from the innermost, is that of a mesh
-    try:
-        torch.cuda.current_device()
-    except (AssertionError, RuntimeError):
-        raise ConfigurationError(
-            f"Megatron was requested on {world.device}, but megatron-core computes on the current CUDA device, and there is none. Launch "
-            "it on NVIDIA GPUs, or train with strategy='tp' or 'pp' here."
-        ) from None
-    logger = logging.getLogger("megatron.core")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.WARNING)
-    if not dist.is_initialized():
-        be_a_group(world)
-    leave_groups()
-    mesh = world.mesh
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=mesh.tp,
-        pipeline_model_parallel_size=mesh.pp,
-        context_parallel_size=mesh.cp,
-        expert_model_parallel_size=plugin.expert_model_parallel_size,
-        expert_tensor_parallel_size=plugin.expert_tensor_parallel_size,
-        create_gloo_process_groups=world.backend != "gloo",
-    )
-    at_world_exit(leave_groups)
-    seed = torch.tensor([torch.initial_seed() % 2**31], device=world.device)
-    dist.broadcast(seed, 0)
-    stage = parallel_state.get_pipeline_model_parallel_rank()
-    tensor_parallel.model_parallel_cuda_manual_seed(int(seed.item()) + _SEED_OF_A_STAGE * stage)
-
-
-def leave_groups() -> None:
-    """Forget Megatron's groups, where there are any."""
-    if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()
+from accelerate_nb.user_warnings import warn_user
 
 
 def degrees() -> dict[str, int]:
@@ -87,30 +61,21 @@ class MegatronPrecision(Precision):
     def __init__(self, name: str, options: PrecisionOptions) -> None:
         if name not in _TYPES:
             raise ConfigurationError(
-                f"mixed_precision={name!r} was requested with Megatron, which computes in 8 bits where its model is built so. Pass "
-                "mixed_precision='bf16', and TransformerConfig(fp8=...) to the model."
+                f"mixed_precision={name!r} was requested, but Megatron's models compute in 8 bits by TransformerConfig(fp8=...). Pass that."
             )
         self.name = name
         self.dtype = _TYPES[name]
         self.loss_scaler: Any = None
         if name == "fp16":
-            settings = {} if options.scaling is None else options.scaling.to_kwargs()
             # torch's defaults, and no tolerance of an overflow, as torch's scaler has none
-            self.loss_scaler = DynamicGradScaler(
-                initial_scale=settings.get("init_scale", 65536.0),
-                min_scale=1.0,
-                growth_factor=settings.get("growth_factor", 2.0),
-                backoff_factor=settings.get("backoff_factor", 0.5),
-                growth_interval=settings.get("growth_interval", 2000),
-                hysteresis=1,
-            )
+            factors = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "init_scale": 65536.0}
+            requested = {} if options.scaling is None else options.scaling.to_kwargs()
+            settings = {name: requested.get(name, default) for name, default in factors.items()}
+            self.loss_scaler = DynamicGradScaler(settings.pop("init_scale"), 1.0, **settings, hysteresis=1)
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the factor of float16."""
         return loss if self.loss_scaler is None else loss * self.loss_scaler.scale.to(loss.device)
-
-
-_OF_NO_EXPERT = {"is_expert_parallel": False, "is_decoupled_lr": False}
 
 
 class MegatronStep:
@@ -133,11 +98,11 @@ class MegatronStep:
         self.last_norm: float | None = None
         for number, group in enumerate(optimizer.param_groups):
             # Megatron finds a group in a checkpoint by these, so that they differ; the engine has set its own
-            for name, value in {"wd_mult": 1.0, "lr_mult": float(number), **_OF_NO_EXPERT}.items():
-                group.setdefault(name, value)
+            marks = {"wd_mult": 1.0, "lr_mult": float(number), "is_expert_parallel": False, "is_decoupled_lr": False}
+            group.update({**marks, **group})
         self.inner = _around(optimizer, model, precision, is_distributed)
         self.inner.tp_group = parallel_state.get_tensor_model_parallel_group()
-        self._norm_group = self.inner.get_grad_stats_parallel_group()
+        self._norm_group = self.inner.grad_stats_parallel_group
         if model.config.expert_model_parallel_size > 1:
             # one overflow, of whichever process's experts, is that of all
             self.inner.grad_stats_parallel_group = dist.group.WORLD
@@ -157,22 +122,22 @@ class MegatronStep:
         """The norm of the gradients of all parts of the model; infinity where one overflowed."""
         if self.prepare():
             return float("inf")
+        gradients: list[Tensor] = self.inner.get_main_grads_for_grad_norm()
+        if self.model.config.expert_model_parallel_size == 1:
+            return float(get_grad_norm_fp32(gradients, norm_type, self._norm_group))
         # those of experts that are on this process and not on all are measured by themselves
         experts = [getattr(weight, "main_param", weight) for weight in self.model.parameters() if is_of_expert(weight)]
         group = parallel_state.get_expert_tensor_parallel_group()
-        of_experts: list[Tensor] = [
-            weight.grad
-            for weight in experts
-            if weight.grad is not None and param_is_not_tensor_parallel_duplicate(weight, group)
-        ]
-        known = {id(gradient) for gradient in of_experts}
-        shared = [gradient for gradient in self.inner.get_main_grads_for_grad_norm() if id(gradient) not in known]
-        norm = float(get_grad_norm_fp32(shared, norm_type, self._norm_group))
-        if self.model.config.expert_model_parallel_size == 1:
-            return norm
+        own = [weight.grad for weight in experts if param_is_not_tensor_parallel_duplicate(weight, group)]
+        known = {id(weight.grad) for weight in experts}
+        shared = [gradient for gradient in gradients if id(gradient) not in known]
+        of_experts = [gradient for gradient in own if gradient is not None]
         group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-        norms = torch.tensor([norm, float(get_grad_norm_fp32(of_experts, norm_type, group))])
-        return float(torch.linalg.vector_norm(norms, norm_type))
+        norms = [
+            get_grad_norm_fp32(*part)
+            for part in ((shared, norm_type, self._norm_group), (of_experts, norm_type, group))
+        ]
+        return float(torch.linalg.vector_norm(torch.tensor(norms), norm_type))
 
     def clip(self, max_norm: float, norm: float) -> None:
         """Scale gradients of this norm down to another one."""
@@ -219,24 +184,22 @@ def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPreci
         clip_grad=0.0,
     )
     if not is_distributed:
-        found: Any = (
-            FP32Optimizer(optimizer, config, None)
-            if precision.name == "no"
-            else Float16OptimizerWithFloat16Params(optimizer, config, precision.loss_scaler, None)
-        )
+        if precision.name == "no":
+            found: Any = FP32Optimizer(optimizer, config, None)
+        else:
+            found = Float16OptimizerWithFloat16Params(optimizer, config, precision.loss_scaler, None)
         found.grad_stats_parallel_group = parallel_state.get_model_parallel_group()
         return found
     if not isinstance(optimizer, (Adam, AdamW)):
         raise ConfigurationError(
             f"Megatron's distributed optimizer was requested for {type(optimizer).__name__}, but it keeps parts of Adam's states alone. "
-            "Pass torch.optim.AdamW or Adam, or leave use_distributed_optimizer out."
+            "Pass torch.optim.AdamW, or leave use_distributed_optimizer out."
         )
     if any(is_of_expert(weight) for weight in model.parameters()):
         raise NotYetError(
             "Megatron's distributed optimizer was requested for a model whose experts are on different processes, which is not offered "
-            "here yet. Leave use_distributed_optimizer and dp_shard out, or expert_model_parallel_size."
+            "here yet. Leave one of them out."
         )
-    has_gloo = dist.get_backend() != "gloo"
     found = DistributedOptimizer(
         optimizer,
         config,
@@ -245,11 +208,341 @@ def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPreci
         model_chunks=model.chunks,
         per_model_buffers={index: chunk.buffers for index, chunk in enumerate(model.chunks)},
         data_parallel_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
-        data_parallel_group_gloo=parallel_state.get_data_parallel_group_gloo(with_context_parallel=True)
-        if has_gloo
-        else None,
+        data_parallel_group_gloo=None,
         data_parallel_group_idx=parallel_state.get_model_parallel_group().rank(),
         distributed_optimizer_instance_id=0,
     )
     found.grad_stats_parallel_group = parallel_state.get_intra_distributed_optimizer_instance_group()
     return found
+
+
+# Complete weights
+
+_NAMED_FIRST = 8
+
+
+def parts_of(model: Module) -> list[Any]:
+    """The consecutive parts of a model on this process: several where stages are interleaved."""
+    return list(model) if isinstance(model, ModuleList) else [model]
+
+
+def _sharded_state(model: Module) -> dict[int, Any]:
+    """The weights of each part of a model on this process, with their places in the whole."""
+    # layers have their numbers in their names, whichever stage they are on; Megatron adds its groups to the dictionary
+    return {
+        number: part.sharded_state_dict(metadata={"non_homogeneous_layers": True})
+        for number, part in enumerate(parts_of(model))
+    }
+
+
+def _load_sharded_state(model: Module, tree: Mapping[int, Any]) -> None:
+    for number, part in enumerate(parts_of(model)):
+        part.load_state_dict(tree[number], strict=False)
+
+
+def complete_state(model: Module, *, is_kept: bool) -> dict[str, Tensor]:
+    """The complete weights on the CPU where they are kept, gathered one at a time, else nothing; all processes call it."""
+    own: dict[str, list[ShardedTensor]] = {}
+    for value in _main_replicas(_sharded_state(model)):
+        own.setdefault(value.key, []).append(value)
+    state: dict[str, Tensor] = {}
+    for name in dict.fromkeys(_of_all(list(own))):
+        pieces = _of_all(
+            [(value.global_shape, value.global_slice(), value.data.detach().cpu()) for value in own.get(name, ())]
+        )
+        if is_kept:
+            shape, _, first = pieces[0]
+            state[name] = torch.empty(shape, dtype=first.dtype)
+            for _, place, piece in pieces:
+                state[name][place] = piece
+    return state
+
+
+def _of_all(items: list[Any]) -> list[Any]:
+    """The items of all processes, in the order of these."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, items)
+    return list(chain.from_iterable(gathered))
+
+
+def load_complete(model: Module, state: Mapping[str, Tensor]) -> None:
+    """Give each process its parts of complete weights; `CheckpointError` where some are missing, or of other shapes."""
+
+    def fill(values: Sequence[ShardedTensor]) -> None:
+        if missing := [value.key for value in values if value.key not in state]:
+            raise CheckpointError(
+                f"Complete weights were given to a model, but {len(missing)} of its weights are not among them: "
+                f"{', '.join(missing[:_NAMED_FIRST])}. Give it those of the same configuration, by Megatron's names."
+            )
+        for value in values:
+            whole = state[value.key]
+            if tuple(whole.shape) != tuple(value.global_shape):
+                raise CheckpointError(
+                    f"{value.key} has the shape {tuple(whole.shape)}, but {tuple(value.global_shape)} was expected. Give weights of a "
+                    "model of the same configuration."
+                )
+            value.data = whole[value.global_slice()]
+
+    _load_sharded_state(model, _fill_tree(_sharded_state(model), fill))
+
+
+def _fill_tree(tree: Any, fill: Callable[[list[ShardedTensor]], None]) -> Any:
+    """A tree with the tensors that `fill` gives its sharded ones; what is no tensor stays as it is."""
+    prepared, _, factories = load_preprocess(tree)
+    fill(_sharded(prepared))
+    content = dict_list_map_outplace(
+        lambda value: value.data if isinstance(value, (ShardedTensor, ShardedObject)) else value, prepared
+    )
+    return apply_factory_merges(content, factories)
+
+
+def _sharded(tree: Any) -> list[ShardedTensor]:
+    return [value for value in nested_values(tree) if isinstance(value, ShardedTensor)]
+
+
+def _main_replicas(tree: Any) -> list[ShardedTensor]:
+    """The parts of a tree's values that this process writes, of those that several have."""
+    return [value for value in _sharded(load_preprocess(tree)[0]) if is_main_replica(value.replica_id)]
+
+
+# Checkpoints
+
+COMMON = "common.pt"
+# By this Megatron recognises its checkpoints.
+_FORMAT = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+# As Megatron names what an optimizer remembers: `optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight`.
+_PREFIX = "optimizer.state."
+# The 32-bit copy of a weight of 16 bits, as Megatron calls it.
+_COPY = "fp32_param"
+
+
+def files(world: World, models: Sequence[MegatronModel], steps: Sequence[MegatronStep]) -> list[FileToWrite]:
+    """The files of this process; all processes call it."""
+    found: list[FileToWrite] = []
+    for index, model in enumerate(models):
+        found += _folder_files(world, f"{file_names.MEGATRON_MODEL_NAME}_{index}", _model_tree(model), {})
+    for index, step in enumerate(steps):
+        found += _optimizer_files(world, f"{file_names.OPTIMIZER_NAME}_{index}", step)
+    states = dict(tensor_parallel.get_cuda_rng_tracker().get_states())
+    content = {"degrees": degrees(), "states": states}
+    found.append(FileToWrite(file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank), content))
+    return found
+
+
+def load(
+    world: World, folder: Path, models: Sequence[MegatronModel], steps: Sequence[MegatronStep]
+) -> list[LoadedFile]:
+    """This process's parts of what was saved, in whichever degrees; models come before optimizers."""
+    found = []
+    for index, model in enumerate(models):
+        path, expected = folder / f"{file_names.MEGATRON_MODEL_NAME}_{index}", f"the weights of model {index}"
+        tree = _read_tree(_list_folder(path, expected), _model_tree(model))
+        found.append(LoadedFile(path, expected, tree, partial(_load_sharded_state, model.module)))
+    found += [_loaded_optimizer(folder, index, step) for index, step in enumerate(steps)]
+    path = folder / file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank)
+    if not path.exists():
+        return found  # of fewer processes, of which a warning speaks already
+    expected = "the random states of Megatron's layers"
+    content = read(path, expected)
+    if content["degrees"] == degrees():
+        found.append(LoadedFile(path, expected, content["states"], tensor_parallel.get_cuda_rng_tracker().set_states))
+    elif world.is_main:
+        warn_user(
+            f"{folder} was saved in the degrees {content['degrees']}, and is loaded in {degrees()}. Random numbers of "
+            "layers go on from where they are."
+        )
+    return found
+
+
+def _folder_files(world: World, name: str, tree: dict[Any, Any], common: dict[str, Any]) -> list[FileToWrite]:
+    """This process's files of a folder, of a tree of `sharded_state_dict`'s leaves; all processes call it."""
+    files = files_of_parts(world, name, _containers(_main_replicas(tree)))
+    if world.is_main:
+        files.append(FileToWrite(f"{name}/{COMMON}", common))
+        files.append(VerbatimFile(f"{name}/metadata.json", json.dumps(_FORMAT).encode()))
+    return files
+
+
+def _list_folder(folder: Path, expected: str) -> ShardIndex:
+    """The content of a folder, without its numbers; `CheckpointError` where it is none of Megatron's."""
+    if not (folder / LIST).is_file():
+        raise CheckpointError(
+            f"{folder / LIST} does not exist, and {expected} was expected in its folder. Load a checkpoint that was saved in a "
+            "training by Megatron, with the same objects prepared."
+        )
+    return list_shards(folder)
+
+
+def _read_tree(shards: ShardIndex, tree: dict[Any, Any]) -> Any:
+    """The tree with this process's parts of the values, on the CPU; what is no tensor stays as it is."""
+
+    def fill(values: Sequence[ShardedTensor]) -> None:
+        for value in values:
+            value.data = torch.empty(value.local_shape, dtype=value.dtype)
+        shards.load_into(_containers(values))
+
+    return _fill_tree(tree, fill)
+
+
+def _containers(values: Iterable[ShardedTensor]) -> dict[str, Any]:
+    """The parts by their keys, as torch.distributed.checkpoint takes them."""
+    found: dict[str, list[Any]] = {}
+    for value in values:
+        # one of several experts has fewer axes than the whole
+        shape = (1,) * value.prepend_axis_num + tuple(value.local_shape)
+        whole = replace(value, data=value.data.view(shape), local_shape=shape, prepend_axis_num=0)
+        found.setdefault(value.key, []).append(CheckpointableShardedTensor.from_sh_ten(whole))
+    return {key: LocalShardsContainer(parts) for key, parts in found.items()}
+
+
+def _model_tree(model: MegatronModel) -> dict[Any, Any]:
+    if getattr(model.config, "fp8", None):
+        raise NotYetError(
+            "A checkpoint was requested of a model that computes in 8 bits, whose scales are not kept here yet. Train in bf16, or "
+            "save the weights with accelerator.save_model(model, folder)."
+        )
+    return _sharded_state(model.module)
+
+
+def _learning(step: MegatronStep) -> list[tuple[Tensor, Any]]:
+    """The weights of an optimizer, with their places in the whole model as Megatron describes them."""
+    weights = [weight for weight in step.model.parameters() if weight.requires_grad]
+    places = get_param_id_to_sharded_param_map(_model_tree(step.model), weights)
+    return [(weights[index], places[index]) for index in sorted(places)]
+
+
+def _updated(inner: Any, weight: Tensor) -> tuple[Tensor | None, slice]:
+    """The tensor that this process's optimizer updates of a weight, `None` where another copy does, and which part it is."""
+    if not isinstance(inner, DistributedOptimizer):
+        return getattr(weight, "main_param", weight), slice(None)
+    if weight not in inner.model_param_group_index_map:
+        return None, slice(0)
+    group, number = inner.model_param_group_index_map[weight]
+    part = inner._get_model_param_range_map(weight)["param"]
+    return inner.optimizer.param_groups[group]["params"][number], slice(part.start, part.end)
+
+
+def _remembered(inner: Any, weight: Tensor) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """What an optimizer remembers of what it updates of a weight: tensors of that shape, and single numbers."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, float] = {}
+    main, _ = _updated(inner, weight)
+    if main is None:
+        return tensors, numbers
+    copy = {} if main.dtype == weight.dtype else {_COPY: main}
+    for name, value in {**inner.optimizer.state.get(main, {}), **copy}.items():
+        if isinstance(value, Tensor) and value.dim() == 0:
+            numbers[name] = value.item()
+        elif isinstance(value, Tensor) and value.shape == main.shape:
+            tensors[name] = value
+        elif value is not None:
+            raise NotYetError(
+                f"save_state was called with {type(inner.optimizer).__name__}, which remembers {name!r} of a weight: neither a tensor of "
+                "its shape nor a number, which checkpoints of Megatron keep here. Train with AdamW or SGD, or save the weights alone with "
+                "accelerator.save_model(model, folder)."
+            )
+    return tensors, numbers
+
+
+def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileToWrite]:
+    inner, learning = step.inner, _learning(step)
+    own = [_remembered(inner, weight) for weight, _ in learning]
+    keys: set[str] = set()
+    # by a weight's name in the whole model; of copies that have parts of the states each knows some weights
+    numbers: dict[str, dict[str, float]] = {}
+    described = [(place.key, list(tensors), known) for (_, place), (tensors, known) in zip(learning, own, strict=True)]
+    for weight_name, found, known in _of_all(described):
+        keys.update(found)
+        numbers.setdefault(weight_name, {}).update(known)
+    groups = [{key: group[key] for key in group if key != "params"} for group in inner.optimizer.param_groups]
+    scaler = None if step.loss_scaler is None else step.loss_scaler.state_dict()
+    tree: dict[Any, Any] = {}
+    for (weight, place), (tensors, _) in zip(learning, own, strict=True):
+        whole = tensors
+        if isinstance(inner, DistributedOptimizer):
+            # copies have parts, whose sum is the whole where each has zeros elsewhere
+            whole = {}
+            for key in sorted(keys if weight.dtype != torch.float32 else keys - {_COPY}):
+                flat = torch.zeros(weight.numel(), device=weight.device)
+                if key in tensors:
+                    flat[_updated(inner, weight)[1]] = tensors[key].flatten()
+                dist.all_reduce(flat, group=inner.data_parallel_group)
+                if is_main_replica(place.replica_id):
+                    whole[key] = flat.view(weight.shape).cpu()
+        tree[len(tree)] = {
+            key: make_sharded_optimizer_tensor(place, value.detach(), f"{_PREFIX}{key}") for key, value in whole.items()
+        }
+    return _folder_files(world, name, tree, {"param_groups": groups, "numbers": numbers, "grad_scaler": scaler})
+
+
+def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFile:
+    path, expected = folder / f"{file_names.OPTIMIZER_NAME}_{index}", f"the state of optimizer {index}"
+    shards = _list_folder(path, expected)
+    common = read(path / COMMON, f"the settings of optimizer {index}")
+    if len(common["param_groups"]) != (count := len(step.inner.optimizer.param_groups)):
+        raise CheckpointError(
+            f"{path / COMMON} holds the settings of {len(common['param_groups'])} groups of weights, and optimizer {index} has {count}. "
+            "Make the same optimizer as when the checkpoint was saved."
+        )
+    numbers: dict[str, dict[str, Any]] = common.get("numbers", {})
+    found = {name: item for name, item in shards.tensors.items() if name.startswith(_PREFIX)}
+    if "numbers" not in common:
+        # a folder of an earlier version, where each number is a tensor among the shards
+        for name, value in shards.load([name for name, item in found.items() if item.dim() == 0]).items():
+            key, _, weight_name = name.removeprefix(_PREFIX).partition(".")
+            numbers.setdefault(weight_name, {})[key] = value.item()
+    kept = {name for name, item in found.items() if item.dim() > 0}
+    # such as `exp_avg`
+    keys = sorted({name.removeprefix(_PREFIX).partition(".")[0] for name in kept})
+    learning = _learning(step)
+    tree: dict[int, dict[str, Any]] = {}
+    for number, (weight, place) in enumerate(learning):
+        values = {key: make_sharded_optimizer_tensor(place, weight.detach().float(), f"{_PREFIX}{key}") for key in keys}
+        # weights of 32 bits have no copy
+        tree[number] = {
+            key: value
+            for key, value in values.items()
+            if all(piece.key in kept for piece in _sharded(load_preprocess({key: value})[0]))
+        }
+    states = _read_tree(shards, tree)
+    for number, (_, place) in enumerate(learning):
+        for key, value in numbers.get(place.key, {}).items():
+            # whatever torch's default is: AdamW counts its steps in 32 bits
+            dtype = torch.float32 if isinstance(value, float) else None
+            states.setdefault(number, {})[key] = torch.tensor(value, dtype=dtype)
+    loaded = [(weight, states.get(number, {})) for number, (weight, _) in enumerate(learning)]
+    return LoadedFile(path, expected, {**common, "states": loaded}, partial(_receive, step))
+
+
+def _receive(step: MegatronStep, content: dict[str, Any]) -> None:
+    optimizer = step.inner.optimizer
+    groups = optimizer.state_dict()["param_groups"]
+    # as torch counts the tensors that it updates
+    counted = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    indices = {id(main): index for index, main in enumerate(counted)}
+    state: dict[int, dict[str, Tensor]] = {}
+    has_copies = False
+    for weight, values in content["states"]:
+        has_copies |= _COPY in values
+        main, part = _updated(step.inner, weight)
+        if main is None or id(main) not in indices:
+            continue
+        own = {
+            name: value if value.dim() == 0 else value.flatten()[part].clone().view(main.shape)
+            for name, value in values.items()
+        }
+        if (copy := own.pop(_COPY, None)) is not None:
+            main.data.copy_(copy)
+        if own:
+            state[indices[id(main)]] = own
+    saved = [{**group, "params": own["params"]} for group, own in zip(content["param_groups"], groups, strict=True)]
+    optimizer.load_state_dict({"state": state, "param_groups": saved})
+    if not has_copies:
+        step.inner.reload_model_params()
+    if step.loss_scaler is not None and content["grad_scaler"] is not None:
+        step.loss_scaler.load_state_dict(content["grad_scaler"])

@@ -1,13 +1,15 @@
-"""The settings of Megatron-LM, in Accelerate's words."""
+"""The settings of Megatron-LM, in Accelerate's words, and the arguments of a training under Megatron-LM's names."""
 
 import os
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
 from accelerate_nb.config.options import megatron
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
+from accelerate_nb.runtime.world.registry import at_world_exit
 from accelerate_nb.user_warnings import warn_user
 
 # The names that Megatron-LM gives to these settings, as Accelerate passes them on.
@@ -89,17 +91,9 @@ class MegatronLMPlugin(megatron.MegatronOptions):
 
     def __post_init__(self) -> None:
         megatron.OPTIONS.complete(self, os.environ)
-        for name in (
-            "tp_degree",
-            "pp_degree",
-            "context_parallel_size",
-            "expert_model_parallel_size",
-            "num_micro_batches",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(
-                    f"{name}={getattr(self, name)} was requested, but it is 1 at least. Leave it out for 1."
-                )
+        degrees = ("tp_degree", "pp_degree", "context_parallel_size", "expert_model_parallel_size", "num_micro_batches")
+        if wrong := [f"{name}={getattr(self, name)}" for name in degrees if getattr(self, name) < 1]:
+            raise ConfigurationError(f"{', '.join(wrong)} was requested, but it is 1 at least. Leave it out for 1.")
         self.DDP_impl = "local" if self.pp_degree > 1 or self.use_distributed_optimizer else "torch"
         if self.consumed_samples is not None:
             self.consumed_samples += [0] * (3 - len(self.consumed_samples))
@@ -153,20 +147,16 @@ class MegatronLMPlugin(megatron.MegatronOptions):
     def set_scheduler_args(self, scheduler: Any) -> None:
         """Take the numbers of steps of a `MegatronLMDummyScheduler`, which are those of one process."""
         copies = self.megatron_lm_default_args["data_parallel_size"]
-        if self.train_iters is None:
-            self.train_iters = scheduler.total_num_steps // copies
-            if self.train_samples is not None:
-                self.train_samples = None
-                warn_user(
-                    "Ignoring `train_samples` as `train_iters` based on scheduler is being used for training. Pass one of them."
-                )
-        if self.lr_warmup_iters is None:
-            self.lr_warmup_iters = scheduler.warmup_num_steps // copies
-            if self.lr_warmup_samples is not None:
-                warn_user(
-                    "Ignoring `lr_warmup_samples` as `lr_warmup_iters` based on scheduler is being used for training. Pass one of them."
-                )
-            self.lr_warmup_samples = 0
+        numbers = (("train", scheduler.total_num_steps, None), ("lr_warmup", scheduler.warmup_num_steps, 0))
+        for kind, steps, no_samples in numbers:
+            iters, samples = f"{kind}_iters", f"{kind}_samples"
+            if getattr(self, iters) is None:
+                if getattr(self, samples) is not None:
+                    warn_user(
+                        f"Ignoring `{samples}` as `{iters}` based on scheduler is being used for training. Pass one of them."
+                    )
+                setattr(self, iters, steps // copies)
+                setattr(self, samples, no_samples)
         self.megatron_lm_default_args.update({name: getattr(self, name) for name in _OF_SCHEDULES})
 
     def set_tensorboard_logging_options(self) -> None:
@@ -191,9 +181,8 @@ def parse_gpt2_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> N
     plugin, config = megatron_lm_plugin, model.config
     if plugin.seq_length is not None and plugin.decoder_seq_length is not None:
         warn_user("Both `seq_length` and `decoder_seq_length` are set. Using `decoder_seq_length`. Pass one of them.")
-    length = plugin.decoder_seq_length or plugin.seq_length
     sizes = (config.n_layer, config.n_embd, config.n_head, config.n_positions)
-    _take_sizes(plugin, config, batch_data, length, sizes, "GPT2BPETokenizer")
+    _take_sizes(plugin, config, batch_data, plugin.decoder_seq_length or plugin.seq_length, sizes, "GPT2BPETokenizer")
 
 
 def parse_llama_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> None:
@@ -211,6 +200,7 @@ def _take_sizes(
     names = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     plugin.seq_length = int(length or (sizes[-1] if batch_data is None else batch_data["input_ids"].shape[1]))
     plugin.megatron_lm_default_args.update(
+        zip(names, sizes, strict=True),
         seq_length=plugin.seq_length,
         return_logits=plugin.return_logits,
         tokenizer_type=tokenizer,
@@ -218,9 +208,91 @@ def _take_sizes(
         pretraining_flag=True,
         orig_vocab_size=config.vocab_size,
         model_return_dict=config.return_dict,
-        **dict(zip(names, sizes, strict=True)),
     )
 
 
 # Hugging Face's name: what reads the sizes of a model, by its type.
 MODEL_CONFIGS_TO_MEGATRON_PARSERS = MappingProxyType({"gpt2": parse_gpt2_config, "llama": parse_llama_config})
+
+# What steps, models and schedules read where neither the plugin nor the model says it.
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("iteration", "consumed_train_samples", "consumed_valid_samples", "consumed_test_samples"), 0),
+    "seed": 1234,
+    # of a model
+    **dict.fromkeys(("architecture", "padded_vocab_size")),
+    "model_return_dict": False,
+    "make_vocab_size_divisible_by": 1,
+    "transformer_impl": "local",
+    # of a batch
+    **dict.fromkeys(("eos_token_id", "data_path", "data_cache_path")),
+    **dict.fromkeys(("reset_position_ids", "reset_attention_mask", "check_for_nan_in_loss_and_grad"), False),
+    "split": "969, 30, 1",
+    # of an optimizer and a schedule
+    **dict.fromkeys(("optimizer", "lr_wsd_decay_iters", "lr_wsd_decay_samples")),
+    **dict.fromkeys(("lr_warmup_init", "weight_decay"), 0.0),
+    "lr_wsd_decay_style": "exponential",
+}
+
+
+class _Current:
+    """The arguments of this process's training, as functions of Megatron-LM's scripts ask for them."""
+
+    arguments: Namespace | None = None
+
+
+def get_args() -> Namespace:
+    """The arguments of the training; `StateError` before a model was prepared."""
+    if _Current.arguments is None:
+        raise StateError(
+            "The arguments of Megatron-LM were asked for before there are any. Give accelerator.prepare(...) a model of transformers "
+            "with a MegatronLMPlugin first."
+        )
+    return _Current.arguments
+
+
+def initialize(
+    accelerator: Any,
+    extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None = None,
+    args_defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """
+    Begin a training with the plugin's settings and these arguments, which `get_args()` returns from now on.
+
+    `extra_args_provider` adds arguments of its own, with their defaults, to a parser. The groups of processes are the `Accelerator`'s.
+    """
+    extra = {}
+    if extra_args_provider is not None:
+        extra = vars(extra_args_provider(ArgumentParser(allow_abbrev=False)).parse_known_args([])[0])
+    plugin, mesh = accelerator.strategy.megatron_lm_plugin, accelerator.world.mesh
+    settings = {field.name: getattr(plugin, field.name) for field in fields(plugin)}
+    arguments = Namespace(**{**_DEFAULTS, **settings, **extra, **(args_defaults or {})})
+    arguments.tensor_model_parallel_size, arguments.pipeline_model_parallel_size = mesh.tp, mesh.pp
+    arguments.context_parallel_size = mesh.cp
+    arguments.rank, arguments.world_size = accelerator.process_index, accelerator.num_processes
+    arguments.params_dtype = accelerator.strategy.precision.dtype
+    words = getattr(arguments, "orig_vocab_size", 0)
+    if arguments.padded_vocab_size is None:
+        # with the rows that make parts of it equal
+        multiple = arguments.make_vocab_size_divisible_by * mesh.tp
+        arguments.padded_vocab_size = -(-words // multiple) * multiple
+    elif arguments.padded_vocab_size < words:
+        raise ConfigurationError(
+            f"padded_vocab_size={arguments.padded_vocab_size} was requested for a vocabulary of {words} words. Pass as many, or more."
+        )
+    arguments.virtual_pipeline_model_parallel_size = None
+    if (layers := arguments.num_layers_per_virtual_pipeline_stage) is not None:
+        parts, rest = divmod(arguments.num_layers, mesh.pp * layers)
+        if mesh.pp == 1 or rest:
+            raise ConfigurationError(
+                f"num_layers_per_virtual_pipeline_stage={layers} was requested for {arguments.num_layers} layers in {mesh.pp} stages, which "
+                "it does not divide. Pass pp_degree=2 or more, and a number of layers that divides those of a stage."
+            )
+        arguments.virtual_pipeline_model_parallel_size = parts if parts > 1 else None
+    _Current.arguments = arguments
+    # the training is over
+    at_world_exit(lambda: setattr(_Current, "arguments", None))
+
+
+def finish_mpu_init() -> None:
+    """Nothing is left to do: the groups of processes were made with the `Accelerator`."""
+    get_args()

@@ -1,8 +1,7 @@
 """The loaders, optimizers and schedules of an engine under Accelerate's names, and the engine that becomes of one call of prepare."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from inspect import signature
-from itertools import chain
+from itertools import chain, count
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,17 +10,16 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
 from accelerate_nb.runtime.data.adapter import loader_arguments
 from accelerate_nb.runtime.operations.nested import send_to_device
 from accelerate_nb.runtime.strategies.base import PrepareCall
 from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
-from accelerate_nb.runtime.strategies.megatron.conversion import ConvertedWeights, architecture_of, is_converted
+from accelerate_nb.runtime.strategies.megatron import conversion
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, check, innermost
-from accelerate_nb.runtime.strategies.megatron.plugin import refuse_unused
-from accelerate_nb.runtime.strategies.megatron.train_steps import get_args, initialize, model_provider_func, stages
+from accelerate_nb.runtime.strategies.megatron.plugin import get_args, initialize, refuse_unused
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.user_warnings import warn_user
 
@@ -107,37 +105,30 @@ class MegatronLMDummyDataLoader(Placeholder):
         evaluations = train // size // args.eval_interval + 1
         provider = self.get_train_valid_test_datasets_provider(accelerator)
         found = provider([train, evaluations * args.eval_iters * size, args.eval_iters * size])
-        replica = accelerator.strategy.data_replicas
         first, second, third = (
-            None if dataset is None else iter(_loader(dataset, start, replica, accelerator.device))
+            None if dataset is None else _batches(accelerator, dataset, start)
             for dataset, start in zip(found, consumed, strict=True)
         )
         return first, second, third
 
 
-def _loader(dataset: Any, consumed: int, replica: tuple[int, int], device: torch.device) -> Iterator[Any]:
+def _batches(accelerator: Any, dataset: Any, consumed: int) -> Iterator[Any]:
     """The batches of this process's copy of the model, without end: each for all parts of a step."""
-    args = get_args()
-    index, replicas = replica
+    args, (index, replicas) = get_args(), accelerator.strategy.data_replicas
     size = args.micro_batch_size * args.num_micro_batches
-    if len(dataset) < size * replicas:
+    if not (steps := len(dataset) // (size * replicas)):
         raise DataError(
             f"A data set of {len(dataset)} samples was given for steps of {size * replicas}. Give a longer one, or a smaller batch size."
         )
-    steps = len(dataset) // (size * replicas)
-    first = consumed // (size * replicas) % steps
-    while True:
-        starts = ((step * replicas + index) * size for step in range(first, steps))
-        loader = DataLoader(
-            dataset,
-            # one batch at a time: data sets have millions of samples
-            batch_sampler=(list(range(start, start + size)) for start in starts),
-            num_workers=getattr(args, "num_workers", 0),
-            pin_memory=device.type == "cuda",
-        )
-        for batch in loader:
-            yield send_to_device(batch, device)
-        first = 0
+    starts = ((step % steps * replicas + index) * size for step in count(consumed // (size * replicas)))
+    loader = DataLoader(
+        dataset,
+        # one batch at a time: data sets have millions of samples
+        batch_sampler=(list(range(start, start + size)) for start in starts),
+        num_workers=getattr(args, "num_workers", 0),
+        pin_memory=accelerator.device.type == "cuda",
+    )
+    return (send_to_device(batch, accelerator.device) for batch in loader)
 
 
 def _gpt_datasets(numbers: Sequence[int]) -> Any:
@@ -180,21 +171,16 @@ def prepare_model_optimizer_scheduler(accelerator: Any) -> tuple[list[Any], Opti
     `custom_prepare_model_function(provider)` all parts. Without `train_iters` or `train_samples` there is no schedule.
     """
     args, plugin, strategy = get_args(), accelerator.state.megatron_lm_plugin, accelerator.strategy
-    provider, count = plugin.custom_model_provider_function, args.virtual_pipeline_model_parallel_size
-    if plugin.custom_prepare_model_function is not None:
-        if provider is None:
-            raise ConfigurationError(
-                "You must provide a `custom_model_provider_function` when using a `custom_prepare_model_function`. Pass both."
-            )
-        made = plugin.custom_prepare_model_function(provider)
-        parts = [innermost(part) for part in (made if isinstance(made, (list, tuple)) else [made])]
-    elif count is not None and provider is not None and "vp_stage" not in signature(provider).parameters:
+    provider = plugin.custom_model_provider_function
+    if plugin.custom_prepare_model_function is None:
+        parts = conversion.stages(provider or conversion.model_provider_func, args.virtual_pipeline_model_parallel_size)
+    elif provider is None:
         raise ConfigurationError(
-            "num_layers_per_virtual_pipeline_stage was requested with a custom_model_provider_function that takes no vp_stage. Give it "
-            "one, the number of the part on this process, or leave the setting out."
+            "You must provide a `custom_model_provider_function` when using a `custom_prepare_model_function`. Pass both."
         )
     else:
-        parts = stages(provider or model_provider_func, count)
+        made = plugin.custom_prepare_model_function(provider)
+        parts = [innermost(part) for part in (made if isinstance(made, (list, tuple)) else [made])]
     check(parts, accelerator.world.mesh, plugin, strategy.precision.dtype)
     model = strategy.trained_chunks(parts)
     args.model_len = len(model)
@@ -244,38 +230,35 @@ def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any: 
     args = get_args()
     if not args.train_iters and not args.train_samples:
         return None
-    unit, steps_of = ("iters", args.global_batch_size) if args.train_iters else ("samples", 1)
+    unit, size = ("iters", args.global_batch_size) if args.train_iters else ("samples", 1)
     total, decay, warmup, wsd = (
         getattr(args, f"{name}_{unit}") for name in ("train", "lr_decay", "lr_warmup", "lr_wsd_decay")
     )
-    decay_steps = (decay or total) * steps_of
-    warmup_steps = (warmup or 0) * steps_of
-    if args.lr_warmup_fraction is not None:
-        warmup_steps = args.lr_warmup_fraction * decay_steps
-    if warmup_steps >= decay_steps:
+    decay = decay or total
+    warmup = (warmup or 0) if args.lr_warmup_fraction is None else args.lr_warmup_fraction * decay
+    if warmup >= decay:
         raise ConfigurationError(
-            f"A schedule with {warmup_steps // steps_of} steps of warm-up was requested that ends after {decay_steps // steps_of}. Pass "
-            "fewer of them, or more steps; both are those of one process, which copies divide among them."
+            f"A schedule with {warmup} steps of warm-up was requested that ends after {decay}. Pass fewer of them, or more steps; both are "
+            "those of one process, which copies divide among them."
         )
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-    decays = [args.start_weight_decay, args.end_weight_decay]
-    if args.weight_decay_incr_style == "constant":
-        decays = [None, None]
+    is_constant = args.weight_decay_incr_style == "constant"
+    decays = [None, None] if is_constant else [args.start_weight_decay, args.end_weight_decay]
     first, last = (args.weight_decay if value is None else value for value in decays)
     return OptimizerParamScheduler(
         optimizer,
         init_lr=args.lr_warmup_init,
         max_lr=args.lr,
         min_lr=args.min_lr,
-        lr_warmup_steps=warmup_steps,
-        lr_decay_steps=decay_steps,
+        lr_warmup_steps=warmup * size,
+        lr_decay_steps=decay * size,
         lr_decay_style=args.lr_decay_style,
         start_wd=first,
         end_wd=last,
-        wd_incr_steps=total * steps_of,
+        wd_incr_steps=total * size,
         wd_incr_style=args.weight_decay_incr_style,
-        wsd_decay_steps=None if wsd is None else wsd * steps_of,
+        wsd_decay_steps=None if wsd is None else wsd * size,
         lr_wsd_decay_style=args.lr_wsd_decay_style,
     )
 
@@ -296,10 +279,7 @@ def with_all_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
     """A loader of the same data in batches for all parts of a step: `num_micro_batches` times the `micro_batch_size`."""
     args = get_args()
     size = args.micro_batch_size * args.num_micro_batches
-    arguments: dict[str, Any] = loader_arguments(loader)
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-        return DataLoader(loader.dataset, batch_size=size, drop_last=loader.drop_last, **arguments)
-    if loader.batch_size is None:
+    if loader.batch_size is None and not isinstance(loader.dataset, IterableDataset):
         # a batch sampler of the person's own, which is asked for larger batches, as Accelerate does
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if not hasattr(sampler, "batch_size"):
@@ -309,18 +289,19 @@ def with_all_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
             )
         sampler.batch_size = size
         return loader
-    return DataLoader(loader.dataset, batch_size=size, sampler=loader.sampler, drop_last=loader.drop_last, **arguments)
+    order = {} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler}
+    how = {**order, **loader_arguments(loader)}
+    return DataLoader(loader.dataset, batch_size=size, drop_last=loader.drop_last, **how)
 
 
 def first_batch(loaders: Iterable[Any]) -> Any:
     """A batch of the size that a loader gives, of its first samples; `None` of data that can be read once."""
     loader: Any = next((item for item in loaders if isinstance(item, DataLoader)), None)
-    if loader is None or isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_size is None:
+    if loader is None or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return None
     with torch.random.fork_rng(devices=[]):
-        return loader.collate_fn(
-            [loader.dataset[index] for index in range(min(loader.batch_size, len(loader.dataset)))]
-        )
+        samples = [loader.dataset[index] for index in range(min(loader.batch_size, len(loader.dataset)))]
+        return loader.collate_fn(samples)
 
 
 def transformers_model(objects: Iterable[Any]) -> Any:
@@ -372,7 +353,7 @@ def engine_of(call: PrepareCall) -> MegatronEngine:
                 "MegatronLMDummyScheduler was given without total_num_steps. Pass it, or MegatronLMPlugin(train_iters=...)."
             )
         plugin.set_scheduler_args(schedule)
-    architecture = architecture_of(model.config)
+    architecture = conversion.architecture_of(model.config)
     end = getattr(model.config, "eos_token_id", None)
     is_of_megatron = any(isinstance(item, MegatronLMDummyDataLoader) for item in objects)
     arguments = {
@@ -389,9 +370,9 @@ def engine_of(call: PrepareCall) -> MegatronEngine:
     engine = MegatronEngine(accelerator, *prepare_model_optimizer_scheduler(accelerator))
     if plugin.custom_model_provider_function is not None:
         return engine
-    if is_converted(model):
-        weights = ConvertedWeights(architecture.weights(get_args().padded_vocab_size), model.state_dict())
-        accelerator.strategy.load_model_state(engine, weights)
+    if conversion.is_converted(model):
+        weights = architecture.weights(get_args().padded_vocab_size)
+        accelerator.strategy.load_model_state(engine, conversion.ConvertedWeights(weights, model.state_dict()))
     elif accelerator.is_main_process:
         warn_user(
             f"The weights of a {type(model).__name__} begin at random in Megatron's engine, as with Accelerate. A GPT2LMHeadModel "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
@@ -25,12 +26,47 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf, Options, PrepareCall, PrepareRequest, Strategy
-from accelerate_nb.runtime.strategies.megatron import checkpoint, model_parallel, preparation
-from accelerate_nb.runtime.strategies.megatron.checkpoint import complete_state, load_complete, parts_of
+from accelerate_nb.runtime.strategies.megatron import model_parallel, preparation
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, MegatronModel, check
+from accelerate_nb.runtime.strategies.megatron.model_parallel import MegatronPrecision, MegatronStep
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
 from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
 from accelerate_nb.runtime.world.world import World
+
+# As Megatron's own training loop seeds them: stages of a pipeline draw other numbers.
+_SEED_OF_A_STAGE = 100
+
+
+def join_groups(world: World, plugin: MegatronLMPlugin) -> None:
+    """Make Megatron's groups along the mesh, and seed its layers' random numbers; all processes call it."""
+    # Megatron's order of ranks, tp-cp-ep-dp-pp from the innermost, is that of a mesh
+    try:
+        torch.cuda.current_device()
+    except (AssertionError, RuntimeError):
+        raise ConfigurationError(
+            f"Megatron was requested on {world.device}, but megatron-core computes on the current CUDA device, and there is none. Launch "
+            "it on NVIDIA GPUs, or train with strategy='tp' or 'pp' here."
+        ) from None
+    logger = logging.getLogger("megatron.core")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
+    if not dist.is_initialized():
+        be_a_group(world)
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=world.mesh.tp,
+        pipeline_model_parallel_size=world.mesh.pp,
+        context_parallel_size=world.mesh.cp,
+        expert_model_parallel_size=plugin.expert_model_parallel_size,
+        expert_tensor_parallel_size=plugin.expert_tensor_parallel_size,
+        create_gloo_process_groups=False,
+    )
+    at_world_exit(parallel_state.destroy_model_parallel)
+    seed = torch.tensor([torch.initial_seed() % 2**31], device=world.device)
+    dist.broadcast(seed, 0)
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    tensor_parallel.model_parallel_cuda_manual_seed(int(seed.item()) + _SEED_OF_A_STAGE * stage)
 
 
 class MegatronParallel(Strategy):
@@ -41,7 +77,7 @@ class MegatronParallel(Strategy):
     hooks_get_weights = False
     gradients_kept_by = "Megatron"
     distributed_type = DistributedType.MEGATRON_LM
-    precision: model_parallel.MegatronPrecision
+    precision: MegatronPrecision
 
     def __init__(self, world: World, plugin: MegatronLMPlugin | None = None) -> None:
         super().__init__(world)
@@ -82,13 +118,8 @@ class MegatronParallel(Strategy):
     def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
         """The precision; Megatron's groups are made with it, since models are built in them."""
         plugin, mesh = self.megatron_lm_plugin, self.world.mesh
-        degrees = {
-            "tp_degree": (plugin.tp_degree, mesh.tp),
-            "pp_degree": (plugin.pp_degree, mesh.pp),
-            "context_parallel_size": (plugin.context_parallel_size, mesh.cp),
-        }
-        for degree, (requested, found) in degrees.items():
-            if requested not in (1, found):
+        for axis, degree in {"tp": "tp_degree", "pp": "pp_degree", "cp": "context_parallel_size"}.items():
+            if (requested := getattr(plugin, degree)) not in (1, getattr(mesh, axis)):
                 raise ConfigurationError(
                     f"MegatronLMPlugin({degree}={requested}) was requested on the mesh {mesh}. Leave the degree out of one of them."
                 )
@@ -97,14 +128,8 @@ class MegatronParallel(Strategy):
                 f"MegatronLMPlugin(sequence_parallelism=True) was requested on the mesh {mesh}, but sequences are cut among the "
                 "processes that split a layer. Pass tp_degree=2 or more, or leave it out."
             )
-        experts = plugin.expert_model_parallel_size * plugin.expert_tensor_parallel_size * mesh.pp
-        if self.world.size % experts:
-            raise ConfigurationError(
-                f"expert_model_parallel_size={plugin.expert_model_parallel_size} was requested on {self.world.size} ranks in {mesh.pp} "
-                "stages, which it does not divide. Take a degree that does."
-            )
-        model_parallel.join_groups(self.world, self.megatron_lm_plugin)
-        self.precision = model_parallel.MegatronPrecision(name, options)
+        join_groups(self.world, plugin)
+        self.precision = MegatronPrecision(name, options)
         return self.precision
 
     # Preparing
@@ -128,8 +153,7 @@ class MegatronParallel(Strategy):
             )
         if self.engine is not None and requests:
             raise ConfigurationError(
-                f"A {type(requests[0].value).__name__} was prepared after Megatron's engine was made, which has one model and one "
-                "optimizer. Give both to one call of prepare."
+                f"A {type(requests[0].value).__name__} was prepared after Megatron's engine was made. Give both to one call of prepare."
             )
         if self._call is not None:
             call, self._call = self._call, None
@@ -144,7 +168,7 @@ class MegatronParallel(Strategy):
     def prepare_model(self, request: PrepareRequest) -> Module:
         """The model with the first copy's weights on all copies, and with memory for its gradients."""
         refuse_unused(self.megatron_lm_plugin)
-        parts = parts_of(request.value)
+        parts = model_parallel.parts_of(request.value)
         check(parts, self.world.mesh, self.megatron_lm_plugin, self.precision.dtype)
         chunks = self.trained_chunks(parts, is_placed=request.is_placed, is_trained=request.is_trained)
         return self.adopt(MegatronModel(request.value, chunks, self.megatron_lm_plugin.num_micro_batches))
@@ -180,10 +204,10 @@ class MegatronParallel(Strategy):
         self._models.append(model)
         return model
 
-    def _find_step(self, optimizer: Optimizer) -> model_parallel.MegatronStep | None:
+    def _find_step(self, optimizer: Optimizer) -> MegatronStep | None:
         """The step of an optimizer; `None` as long as no prepared model has its weights."""
         if optimizer in self._steps:
-            return self._steps[optimizer]  # type: ignore[no-any-return]  # what was put there
+            return self._steps[optimizer]  # type: ignore[no-any-return]  # what is put there below
         weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         model = next((item for item in self._models if weights <= {id(weight) for weight in item.parameters()}), None)
         if model is None:
@@ -192,20 +216,21 @@ class MegatronParallel(Strategy):
             raise ConfigurationError(
                 "A second optimizer was prepared in fp16, but Megatron has one factor for all losses. Use mixed_precision='bf16'."
             )
-        self._steps[optimizer] = model_parallel.MegatronStep(
+        step = MegatronStep(
             optimizer, model, self.precision, is_distributed=self.is_distributed, clip_grad=self._clip_grad
         )
-        return self._steps[optimizer]  # type: ignore[no-any-return]  # as above
+        self._steps[optimizer] = step
+        return step
 
-    def step_of(self, optimizer: Optimizer) -> model_parallel.MegatronStep:
+    def step_of(self, optimizer: Optimizer) -> MegatronStep:
         """The step of an optimizer, prepared or as it was made; `ConfigurationError` where no prepared model has its weights."""
         while isinstance(bare := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = bare
         found = self._find_step(optimizer)
         if found is None:
             raise ConfigurationError(
-                "An optimizer updates weights that are in no model that was prepared for Megatron, or in several. Give its model to "
-                "accelerator.prepare(...), too, and make one optimizer for each model."
+                "An optimizer updates weights that are in no model that was prepared for Megatron, or in several. Make one optimizer for "
+                "each model, and give both to accelerator.prepare(...)."
             )
         return found
 
@@ -260,7 +285,7 @@ class MegatronParallel(Strategy):
         """Let an optimizer step on the gradients of all copies, or look at an engine's last step; whether none overflowed."""
         if closure is not None:
             raise ConfigurationError(
-                "A closure was passed to a step by Megatron, which calls none. Compute the loss before it."
+                "A closure was passed to a step by Megatron, which calls none. Compute the loss before."
             )
         if self.engine is not None:
             return not getattr(optimizer, "skipped_iter", False)
@@ -290,21 +315,21 @@ class MegatronParallel(Strategy):
         for step in self._steps_on(parameters):
             step.clip_value(clip_value)
 
-    def _steps_on(self, parameters: Iterable[Tensor] | Tensor) -> list[model_parallel.MegatronStep]:
+    def _steps_on(self, parameters: Iterable[Tensor] | Tensor) -> list[MegatronStep]:
         """The steps on models of which some of these weights are."""
         wanted = {id(weight) for weight in ([parameters] if isinstance(parameters, Tensor) else parameters)}
-        found: list[model_parallel.MegatronStep] = list(self._steps.values())
+        found: list[MegatronStep] = list(self._steps.values())
         return [step for step in found if wanted & {id(weight) for weight in step.model.parameters()}]
 
     # Weights
 
     def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
         """The complete weights by Megatron's names, on the CPU of each machine's first process; all processes call it."""
-        return complete_state(self.unwrap(model), is_kept=self.world.is_local_main)
+        return model_parallel.complete_state(self.unwrap(model), is_kept=self.world.is_local_main)
 
     def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> None:
         """Give a prepared model complete weights, of which each process takes its parts."""
-        load_complete(self.unwrap(model), state)
+        model_parallel.load_complete(self.unwrap(model), state)
         for step in self._steps.values():
             if step.model is model:
                 step.inner.reload_model_params()
@@ -313,13 +338,13 @@ class MegatronParallel(Strategy):
 
     def files(self, models: Sequence[Any], weights: Any, optimizers: Sequence[Any], **how: Any) -> list[FileToWrite]:
         """This process's parts, in folders of the format of Megatron's distributed checkpoints."""
-        return checkpoint.files(self.world, models, [self.step_of(optimizer) for optimizer in optimizers])
+        return model_parallel.files(self.world, models, [self.step_of(optimizer) for optimizer in optimizers])
 
     def load(
         self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Options, model_options: Options
     ) -> list[LoadedFile]:
         """This process's parts, in whichever degrees they were written."""
-        return checkpoint.load(self.world, folder, models, [self.step_of(optimizer) for optimizer in optimizers])
+        return model_parallel.load(self.world, folder, models, [self.step_of(optimizer) for optimizer in optimizers])
 
     def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
         """Have no gradients, as after a step."""
@@ -338,4 +363,4 @@ class MegatronParallel(Strategy):
     def close(self) -> None:
         """The training is over, and Megatron's groups with it."""
         super().close()
-        model_parallel.leave_groups()
+        parallel_state.destroy_model_parallel()
