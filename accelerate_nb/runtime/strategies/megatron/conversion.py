@@ -18,6 +18,8 @@ from accelerate_nb.errors import ConfigurationError, MissingExtraError, StateErr
 from accelerate_nb.runtime.strategies.megatron.plugin import get_args
 from accelerate_nb.runtime.training.unwrap import bare
 
+_WORDS, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
+
 
 @dataclass(frozen=True)
 class ConvertedWeight:
@@ -27,12 +29,11 @@ class ConvertedWeight:
     sources: tuple[str, ...]
     is_transposed: bool = False
     tied: str | None = None
-    # where rows stand in another order, for each row of Megatron the number of the row of transformers, whose weights have `sizes` rows
-    # one after the other; the configuration that has them, in words; whether Megatron may have more, for equal parts
+    # for each row of Megatron the number of the row of transformers, whose weights have `sizes` rows one after the other; the
+    # configuration that has them, in words
     order: Tensor | None = None
     sizes: Sequence[int] = ()
     described: str = ""
-    is_padded: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,9 +54,9 @@ class ConvertedWeight:
         parts: Sequence[Tensor] = tensor.chunk(len(self.sources))
         if self.order is not None:
             count = sum(self.sizes)
-            self._check(
-                min(len(tensor), count) if self.is_padded else len(tensor), f"{self.name} of the model of Megatron"
-            )
+            # those of words may be more, for equal parts
+            known = tensor[:count] if self.name in (_WORDS, _HEAD) else tensor
+            self._check(len(known), f"{self.name} of the model of Megatron")
             # the first of equal rows
             parts = tensor[self.order.argsort(stable=True)[:count]].split(self.sizes)
         found = [(part.t() if self.is_transposed else part).contiguous().clone() for part in parts]
@@ -64,25 +65,21 @@ class ConvertedWeight:
     def _check(self, count: int, where: str) -> None:
         if count != (wanted := sum(self.sizes)):
             raise ConfigurationError(
-                f"A configuration with {self.described} was passed, which are {wanted} rows, but {where} has {count}. Pass the configuration "
-                "of the model that it was made of."
+                f"A configuration with {self.described} was passed, which are {wanted} rows, but {where} has {count}. Pass the model's own."
             )
 
 
+_GELU_OF_TANH = partial(functional.gelu, approximate="tanh")
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "relu": functional.relu,
-    "silu": functional.silu,
-    "swish": functional.silu,
-    **dict.fromkeys(
-        ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh"), partial(functional.gelu, approximate="tanh")
-    ),
+    **dict.fromkeys(("silu", "swish"), functional.silu),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh"), _GELU_OF_TANH),
 }
 
 
 # Megatron's name of each complete weight, and those of transformers whose rows it has: # is the number of a layer, * stands for
 # `weight`, and for `bias` where layers have one.
-_WORDS, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 _GPT2 = {
     _WORDS: ("transformer.wte.weight",),
     _HEAD: ("lm_head.weight",),
@@ -136,24 +133,19 @@ class Architecture:
         for name, sources in self.names.items():
             if is_tied and name == _HEAD:
                 continue
-            rows: dict[str, Any] = {}
+            rows: tuple[Any, ...] = ()
             if name.endswith("linear_qkv.*"):
-                described = f"{heads} heads of {channels} channels and {groups} of keys"
-                rows = {
-                    "order": of_heads,
-                    "sizes": counts if len(sources) > 1 else [sum(counts)],
-                    "described": described,
-                }
+                sizes = counts if len(sources) > 1 else [sum(counts)]
+                rows = (of_heads, sizes, f"{heads} heads of {channels} channels and {groups} of keys")
             elif name in (_WORDS, _HEAD):
-                sizes, described = [self.vocab_size], f"vocab_size={self.vocab_size}"
-                rows = {"order": of_words, "sizes": sizes, "described": described, "is_padded": True}
+                rows = (of_words, [self.vocab_size], f"vocab_size={self.vocab_size}")
             tied = "lm_head.weight" if is_tied and name == _WORDS else None
             layers = range(self.settings["num_layers"]) if "#" in name else range(1)
             for layer, part in product(layers, parts if "*" in name else parts[:1]):
                 own, *of_transformers = (text.replace("#", str(layer)).replace("*", part) for text in (name, *sources))
                 # `Conv1D` of GPT-2, whose names begin so
                 is_transposed = part == "weight" and ".c_" in sources[0]
-                found.append(ConvertedWeight(own, tuple(of_transformers), is_transposed, tied, **rows))
+                found.append(ConvertedWeight(own, tuple(of_transformers), is_transposed, tied, *rows))
         return found
 
 
@@ -170,8 +162,7 @@ def refuse(kind: str, config: Any, refused: Mapping[str, bool]) -> None:
     """Raise `ConfigurationError` that names the settings of a configuration for which Megatron has no counterpart."""
     if names := [f"{name}={getattr(config, name, None)!r}" for name, is_refused in refused.items() if is_refused]:
         raise ConfigurationError(
-            f"A {kind} with {', '.join(names)} was to become a model of Megatron, whose layers do not compute that. Take a model without "
-            "it, or train this one with strategy='fsdp' or 'tp'."
+            f"A {kind} with {', '.join(names)} was to become a model of Megatron, whose layers do not compute that. Take one without it."
         )
 
 
@@ -265,16 +256,11 @@ class ConvertedWeights(UserDict[str, Tensor]):
 
 
 def _compare(wanted: set[str], found: Mapping[str, Tensor], library: str) -> None:
-    missing, unknown = sorted(wanted - set(found)), sorted(set(found) - wanted)
-    if missing or unknown:
-        said = [
-            f"{word} {len(names)}, such as {', '.join(names[:_NAMED_FIRST])}"
-            for word, names in (("it lacks", missing), ("it has beyond them", unknown))
-            if names
-        ]
+    lists = {"it lacks": sorted(wanted - set(found)), "it has beyond them": sorted(set(found) - wanted)}
+    texts = [f"{how} {len(names)}, such as {', '.join(names[:_NAMED_FIRST])}" for how, names in lists.items() if names]
+    if texts:
         raise ConfigurationError(
-            f"A model of {library} was to be converted, whose weights are not those of its configuration: {', and '.join(said)}. Pass a "
-            "model without adapters or other layers of its own, and its own configuration."
+            f"A model of {library} has other weights than its configuration: {' and '.join(texts)}. Pass both as they were made."
         )
 
 
@@ -296,18 +282,19 @@ def megatron_from_transformers(
 
     A `GPT2LMHeadModel` or a `LlamaForCausalLM`, with the same weights on all processes, after the `Accelerator` was made. Called with
     tokens, positions and a mask it returns logits of the shape (samples, length, words), of which each process along a layer's width
-    has some words unless `runtime_gather_output=True` is passed; with `labels` a loss for each token. `settings` are further ones of the
-    `TransformerConfig`, over those of the model's configuration; with `virtual_pipeline_model_parallel_size` the parts come as a
-    `ModuleList`. `layer_spec` is of megatron-core's own layers, unless another one is passed, such as one of Transformer Engine. Rows
-    for words are added up to a multiple of `make_vocab_size_divisible_by` times the processes along a layer's width; they repeat the
-    last word's. Raises `ConfigurationError` for a model that Megatron's layers do not compute, `StateError` before an `Accelerator`,
-    and `MissingExtraError` without megatron-core.
+    has some words unless `runtime_gather_output=True` is passed; with `labels` a loss for each token. `settings` are of the
+    `TransformerConfig`; with `virtual_pipeline_model_parallel_size` the parts come as a `ModuleList`. `layer_spec` is of megatron-core's
+    own layers. Rows for words are added up to a multiple of `make_vocab_size_divisible_by` times the processes along a layer's width.
+    Raises `ConfigurationError` for a model that Megatron's layers do not compute, and `StateError` before an `Accelerator`.
     """
-    _check_installed()
+    if find_spec("megatron") is None:
+        raise MissingExtraError(
+            "A model was to be converted for Megatron, and megatron-core is not installed: pip install 'accelerate-nb[megatron]'"
+        )
     from megatron.core import parallel_state
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees, load_complete
+    from accelerate_nb.runtime.strategies.megatron.model_parallel import load_complete
 
     config: Any = getattr(model, "config", None)
     architecture = architecture_of(config)
@@ -318,21 +305,14 @@ def megatron_from_transformers(
         )
     if not parallel_state.model_parallel_is_initialized():
         raise StateError(
-            "A model was to become one of Megatron, but there are no groups of Megatron yet. Make the Accelerator with "
-            "strategy='megatron' or a MegatronLMPlugin before."
+            "A model was to become one of Megatron, but its groups are not there yet. Make the Accelerator with strategy='megatron' before."
         )
-    split = degrees()
-    multiple = make_vocab_size_divisible_by * split["tp"]
+    names = ("tensor_model", "pipeline_model", "context", "expert_model")
+    split = {f"{name}_parallel_size": getattr(parallel_state, f"get_{name}_parallel_world_size")() for name in names}
+    types = dict.fromkeys(("params_dtype", "pipeline_dtype"), next(model.parameters()).dtype)
+    described = TransformerConfig(**{**architecture.settings, **split, **types, **settings})
+    multiple = make_vocab_size_divisible_by * split["tensor_model_parallel_size"]
     words = -(-config.vocab_size // multiple) * multiple
-    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
-    described = TransformerConfig(
-        **{
-            **architecture.settings,
-            **{f"{names[axis]}_parallel_size": degree for axis, degree in split.items()},
-            **dict.fromkeys(("params_dtype", "pipeline_dtype"), next(model.parameters()).dtype),
-            **settings,
-        }
-    )
     provider = partial(build_part, architecture.arguments, words, described, layer_spec)
     parts = stages(provider, described.virtual_pipeline_model_parallel_size)
     first: Any = parts[0]
@@ -355,8 +335,6 @@ def megatron_to_transformers(model: Module, config: Any) -> dict[str, Tensor]:
     `model` is a model of megatron-core of such a configuration, prepared or not; all processes call it. Weights keep their dtype, and
     rows that were added for equal parts are left out. Raises `ConfigurationError` where the weights are not those of `config`.
     """
-    _check_installed()
-
     from accelerate_nb.runtime.strategies.megatron.model_parallel import complete_state
 
     architecture = architecture_of(config)
@@ -375,8 +353,7 @@ def architecture_of(config: Any) -> Architecture:
     if kind not in _FAMILIES:
         known = " and ".join(f"{name!r} ({model})" for name, (model, _) in _FAMILIES.items())
         raise ConfigurationError(
-            f"A model of the type {kind!r} was to be converted for Megatron, where {known} can be. Take one of them, build the model of "
-            "megatron-core's layers yourself, or train this one with strategy='fsdp' or 'tp'."
+            f"A model of the type {kind!r} was to be converted for Megatron, where {known} can be. Take one, or strategy='fsdp' or 'tp'."
         )
     return _FAMILIES[kind][1](config)
 
@@ -386,13 +363,6 @@ def is_converted(model: Module) -> bool:
     return _FAMILIES[model.config.model_type][0] in {base.__name__ for base in type(model).__mro__}  # type: ignore[union-attr, index]  # transformers'
 
 
-def _check_installed() -> None:
-    if find_spec("megatron") is None:
-        raise MissingExtraError(
-            "A model was to be converted for Megatron, and megatron-core is not installed: pip install 'accelerate-nb[megatron]'"
-        )
-
-
 # The parts of a model on this process
 
 
@@ -400,10 +370,10 @@ def stages(provider: Callable[..., Module], count: int | None) -> list[Module]:
     """The parts of a model on this process, `count` where stages are interleaved: `provider(is_first, is_last)`, with `vp_stage=` then."""
     from megatron.core import parallel_state
 
-    is_first, is_last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+    first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
     if count is None:
-        return [provider(is_first, is_last)]
-    return [provider(is_first and stage == 0, is_last and stage == count - 1, vp_stage=stage) for stage in range(count)]
+        return [provider(first, last)]
+    return [provider(first and stage == 0, last and stage == count - 1, vp_stage=stage) for stage in range(count)]
 
 
 def build_part(
@@ -423,9 +393,8 @@ def build_part(
         cut = {"sequence_parallel": config.sequence_parallel, "context_parallel_size": config.context_parallel_size > 1}
         if names := [name for name, is_cut in cut.items() if is_cut]:
             raise ConfigurationError(
-                f"{' and '.join(names)} was requested with megatron-core's own layers, which compute whole sequences. Pass layer_spec with "
-                "those of Transformer Engine, get_gpt_layer_with_transformer_engine_spec(...), to Accelerate's engine "
-                "other_megatron_args={'transformer_impl': 'transformer_engine'}, or leave it out."
+                f"{' and '.join(names)} was requested with megatron-core's own layers, which compute whole sequences. Leave it out, or pass "
+                "layer_spec or other_megatron_args={'transformer_impl': 'transformer_engine'} for those of Transformer Engine."
             )
         layer_spec = get_gpt_layer_local_spec(config.num_moe_experts, normalization=config.normalization)
     return GPTModel(  # type: ignore[no-any-return]  # a module of a package without types
@@ -455,25 +424,18 @@ def model_provider_func(
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 
     args = get_args()
-    if args.architecture is None:
-        raise StateError(
-            "A model of Megatron was to be built before prepare has one of transformers. Call prepare first."
-        )
     config = _transformer_config(args)
-    layers = None
-    if args.transformer_impl == "transformer_engine":
-        layers = get_gpt_layer_with_transformer_engine_spec(config.num_moe_experts)
+    is_by_engine = args.transformer_impl == "transformer_engine"
+    layers = get_gpt_layer_with_transformer_engine_spec(config.num_moe_experts) if is_by_engine else None
     arguments = {name: getattr(args, name, value) for name, value in args.architecture.arguments.items()}
     return build_part(arguments, args.padded_vocab_size, config, layers, pre_process, post_process, vp_stage)
 
 
 # Arguments that have the name of a field of a `TransformerConfig`, and do not mean it, or are the strategy's.
-_NOT_FIELDS = frozenset(
-    {
-        *("attention_backend", "calculate_per_token_loss", "recompute_granularity", "recompute_method"),
-        *("recompute_num_layers", "params_dtype", "fp16", "bf16"),
-    }
-)
+_NOT_FIELDS = {
+    *("attention_backend", "calculate_per_token_loss", "recompute_granularity", "recompute_method"),
+    *("recompute_num_layers", "params_dtype", "fp16", "bf16"),
+}
 
 
 def _transformer_config(args: Namespace) -> Any:
@@ -482,10 +444,8 @@ def _transformer_config(args: Namespace) -> Any:
 
     names = {field.name for field in fields(TransformerConfig)} - _NOT_FIELDS
     has_gpu = torch.cuda.is_available()
-    fusions = ("masked_softmax_fusion", "gradient_accumulation_fusion", "apply_rope_fusion", "bias_activation_fusion")
     settings: dict[str, Any] = {
-        # they need a compiler, or kernels of other packages
-        **dict.fromkeys(fusions, False),
+        # which needs a compiler
         "bias_dropout_fusion": has_gpu,
         "use_cpu_initialization": not has_gpu,
         "pipeline_dtype": args.params_dtype,
