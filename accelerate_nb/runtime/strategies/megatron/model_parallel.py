@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.core import CheckpointingConfig
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factory_merges, is_main_replica
 from megatron.core.dist_checkpointing.optimizer import get_param_id_to_sharded_param_map, make_sharded_optimizer_tensor
@@ -24,10 +24,9 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32, get
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
-from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from torch import Tensor
 from torch.nn import Module, ModuleList
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetError
 from accelerate_nb.runtime.checkpoints import file_names
@@ -35,6 +34,7 @@ from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.named_states import files_of_parts
 from accelerate_nb.runtime.checkpoints.shards import LIST, ShardIndex, list_shards
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
+from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronModel
@@ -44,12 +44,8 @@ from accelerate_nb.user_warnings import warn_user
 
 def degrees() -> dict[str, int]:
     """The degrees in which a model is split."""
-    return {
-        "tp": parallel_state.get_tensor_model_parallel_world_size(),
-        "pp": parallel_state.get_pipeline_model_parallel_world_size(),
-        "cp": parallel_state.get_context_parallel_world_size(),
-        "ep": parallel_state.get_expert_model_parallel_world_size(),
-    }
+    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
+    return {axis: getattr(parallel_state, f"get_{name}_parallel_world_size")() for axis, name in names.items()}
 
 
 _TYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -92,8 +88,9 @@ class MegatronStep:
     ) -> None:
         self.model, self.loss_scaler = model, precision.loss_scaler
         self._clip_grad = clip_grad
-        # whether gradients are ready for a step, and whether one of them overflowed
-        self._is_ready, self._overflowed, self._is_clipped = False, False, False
+        # whether a gradient overflowed; `None` as long as they are not ready for a step
+        self._overflowed: bool | None = None
+        self._is_clipped = False
         # the norm that the gradients of the last step had; `None` where nothing measured it
         self.last_norm: float | None = None
         for number, group in enumerate(optimizer.param_groups):
@@ -112,10 +109,9 @@ class MegatronStep:
 
     def prepare(self) -> bool:
         """Sum up the gradients of copies and of parts, once before a step; whether one of them overflowed."""
-        if not self._is_ready:
+        if self._overflowed is None:
             finalize_model_grads(self.model.chunks)
             self._overflowed = bool(self.inner.prepare_grads())
-            self._is_ready = True
         return self._overflowed
 
     def norm(self, norm_type: float) -> float:
@@ -128,16 +124,13 @@ class MegatronStep:
         # those of experts that are on this process and not on all are measured by themselves
         experts = [getattr(weight, "main_param", weight) for weight in self.model.parameters() if is_of_expert(weight)]
         group = parallel_state.get_expert_tensor_parallel_group()
-        own = [weight.grad for weight in experts if param_is_not_tensor_parallel_duplicate(weight, group)]
+        own = [item.grad for item in experts if tensor_parallel.param_is_not_tensor_parallel_duplicate(item, group)]
         known = {id(weight.grad) for weight in experts}
         shared = [gradient for gradient in gradients if id(gradient) not in known]
-        of_experts = [gradient for gradient in own if gradient is not None]
+        norm = get_grad_norm_fp32(shared, norm_type, self._norm_group)
         group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-        norms = [
-            get_grad_norm_fp32(*part)
-            for part in ((shared, norm_type, self._norm_group), (of_experts, norm_type, group))
-        ]
-        return float(torch.linalg.vector_norm(torch.tensor(norms), norm_type))
+        of_experts = get_grad_norm_fp32([gradient for gradient in own if gradient is not None], norm_type, group)
+        return float(torch.linalg.vector_norm(torch.tensor([norm, of_experts]), norm_type))
 
     def clip(self, max_norm: float, norm: float) -> None:
         """Scale gradients of this norm down to another one."""
@@ -157,7 +150,7 @@ class MegatronStep:
         if self._clip_grad > 0 and not self._is_clipped:
             self.clip(self._clip_grad, self.norm(2.0))
         overflowed = self.prepare()
-        self._is_ready, self._is_clipped = False, False
+        self._overflowed, self._is_clipped = None, False
         return not overflowed and bool(self.inner.step_with_ready_grads())
 
     def zero_grad(self) -> None:
@@ -165,7 +158,7 @@ class MegatronStep:
         for chunk in self.model.chunks:
             chunk.zero_grad_buffer()
         self.inner.zero_grad()
-        self._is_ready, self._is_clipped = False, False
+        self._overflowed, self._is_clipped = None, False
 
 
 def is_of_expert(weight: Tensor) -> bool:
@@ -176,12 +169,10 @@ def is_of_expert(weight: Tensor) -> bool:
 def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPrecision, is_distributed: bool) -> Any:
     """Megatron's optimizer around torch's: in 32 bits, with a 32-bit copy of weights of 16 bits, or with a part of the copy."""
     config = OptimizerConfig(
-        lr=optimizer.param_groups[0]["lr"],
         fp16=precision.name == "fp16",
         bf16=precision.name == "bf16",
         params_dtype=precision.dtype,
         use_distributed_optimizer=is_distributed,
-        clip_grad=0.0,
     )
     if not is_distributed:
         if precision.name == "no":
@@ -190,15 +181,9 @@ def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPreci
             found = Float16OptimizerWithFloat16Params(optimizer, config, precision.loss_scaler, None)
         found.grad_stats_parallel_group = parallel_state.get_model_parallel_group()
         return found
-    if not isinstance(optimizer, (Adam, AdamW)):
-        raise ConfigurationError(
-            f"Megatron's distributed optimizer was requested for {type(optimizer).__name__}, but it keeps parts of Adam's states alone. "
-            "Pass torch.optim.AdamW, or leave use_distributed_optimizer out."
-        )
     if any(is_of_expert(weight) for weight in model.parameters()):
         raise NotYetError(
-            "Megatron's distributed optimizer was requested for a model whose experts are on different processes, which is not offered "
-            "here yet. Leave one of them out."
+            "use_distributed_optimizer was requested for a model whose experts are on different processes. Leave one of them out."
         )
     found = DistributedOptimizer(
         optimizer,
@@ -246,8 +231,8 @@ def complete_state(model: Module, *, is_kept: bool) -> dict[str, Tensor]:
     for value in _main_replicas(_sharded_state(model)):
         own.setdefault(value.key, []).append(value)
     state: dict[str, Tensor] = {}
-    for name in dict.fromkeys(_of_all(list(own))):
-        pieces = _of_all(
+    for name in dict.fromkeys(gather_object(list(own))):
+        pieces = gather_object(
             [(value.global_shape, value.global_slice(), value.data.detach().cpu()) for value in own.get(name, ())]
         )
         if is_kept:
@@ -258,30 +243,22 @@ def complete_state(model: Module, *, is_kept: bool) -> dict[str, Tensor]:
     return state
 
 
-def _of_all(items: list[Any]) -> list[Any]:
-    """The items of all processes, in the order of these."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, items)
-    return list(chain.from_iterable(gathered))
-
-
 def load_complete(model: Module, state: Mapping[str, Tensor]) -> None:
     """Give each process its parts of complete weights; `CheckpointError` where some are missing, or of other shapes."""
 
     def fill(values: Sequence[ShardedTensor]) -> None:
-        if missing := [value.key for value in values if value.key not in state]:
-            raise CheckpointError(
-                f"Complete weights were given to a model, but {len(missing)} of its weights are not among them: "
-                f"{', '.join(missing[:_NAMED_FIRST])}. Give it those of the same configuration, by Megatron's names."
-            )
+        wrong = []
         for value in values:
-            whole = state[value.key]
-            if tuple(whole.shape) != tuple(value.global_shape):
-                raise CheckpointError(
-                    f"{value.key} has the shape {tuple(whole.shape)}, but {tuple(value.global_shape)} was expected. Give weights of a "
-                    "model of the same configuration."
-                )
-            value.data = whole[value.global_slice()]
+            whole = state.get(value.key)
+            if whole is None or tuple(whole.shape) != tuple(value.global_shape):
+                wrong.append(f"{value.key} {tuple(value.global_shape)}")
+            else:
+                value.data = whole[value.global_slice()]
+        if wrong:
+            raise CheckpointError(
+                f"Complete weights were given to a model, without {len(wrong)} of its own, or in other shapes: "
+                f"{', '.join(wrong[:_NAMED_FIRST])}. Give it those of the same configuration, by Megatron's names."
+            )
 
     _load_sharded_state(model, _fill_tree(_sharded_state(model), fill))
 
@@ -308,13 +285,6 @@ def _main_replicas(tree: Any) -> list[ShardedTensor]:
 # Checkpoints
 
 COMMON = "common.pt"
-# By this Megatron recognises its checkpoints.
-_FORMAT = {
-    "sharded_backend": "torch_dist",
-    "sharded_backend_version": 1,
-    "common_backend": "torch",
-    "common_backend_version": 1,
-}
 # As Megatron names what an optimizer remembers: `optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight`.
 _PREFIX = "optimizer.state."
 # The 32-bit copy of a weight of 16 bits, as Megatron calls it.
@@ -328,8 +298,7 @@ def files(world: World, models: Sequence[MegatronModel], steps: Sequence[Megatro
         found += _folder_files(world, f"{file_names.MEGATRON_MODEL_NAME}_{index}", _model_tree(model), {})
     for index, step in enumerate(steps):
         found += _optimizer_files(world, f"{file_names.OPTIMIZER_NAME}_{index}", step)
-    states = dict(tensor_parallel.get_cuda_rng_tracker().get_states())
-    content = {"degrees": degrees(), "states": states}
+    content = {"degrees": degrees(), "states": dict(tensor_parallel.get_cuda_rng_tracker().get_states())}
     found.append(FileToWrite(file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank), content))
     return found
 
@@ -353,8 +322,7 @@ def load(
         found.append(LoadedFile(path, expected, content["states"], tensor_parallel.get_cuda_rng_tracker().set_states))
     elif world.is_main:
         warn_user(
-            f"{folder} was saved in the degrees {content['degrees']}, and is loaded in {degrees()}. Random numbers of "
-            "layers go on from where they are."
+            f"{folder} was saved in the degrees {content['degrees']}. Random numbers of layers go on from where they are."
         )
     return found
 
@@ -364,7 +332,9 @@ def _folder_files(world: World, name: str, tree: dict[Any, Any], common: dict[st
     files = files_of_parts(world, name, _containers(_main_replicas(tree)))
     if world.is_main:
         files.append(FileToWrite(f"{name}/{COMMON}", common))
-        files.append(VerbatimFile(f"{name}/metadata.json", json.dumps(_FORMAT).encode()))
+        # by which Megatron recognises its checkpoints
+        mark = json.dumps(asdict(CheckpointingConfig("torch_dist"))).encode()
+        files.append(VerbatimFile(f"{name}/metadata.json", mark))
     return files
 
 
@@ -372,8 +342,7 @@ def _list_folder(folder: Path, expected: str) -> ShardIndex:
     """The content of a folder, without its numbers; `CheckpointError` where it is none of Megatron's."""
     if not (folder / LIST).is_file():
         raise CheckpointError(
-            f"{folder / LIST} does not exist, and {expected} was expected in its folder. Load a checkpoint that was saved in a "
-            "training by Megatron, with the same objects prepared."
+            f"{folder / LIST} does not exist, and {expected} was expected. Load what was saved in a training by Megatron of these objects."
         )
     return list_shards(folder)
 
@@ -403,8 +372,7 @@ def _containers(values: Iterable[ShardedTensor]) -> dict[str, Any]:
 def _model_tree(model: MegatronModel) -> dict[Any, Any]:
     if getattr(model.config, "fp8", None):
         raise NotYetError(
-            "A checkpoint was requested of a model that computes in 8 bits, whose scales are not kept here yet. Train in bf16, or "
-            "save the weights with accelerator.save_model(model, folder)."
+            "A checkpoint of a model in 8 bits was requested, whose scales are not kept. Train in bf16, or call accelerator.save_model."
         )
     return _sharded_state(model.module)
 
@@ -443,8 +411,7 @@ def _remembered(inner: Any, weight: Tensor) -> tuple[dict[str, Tensor], dict[str
         elif value is not None:
             raise NotYetError(
                 f"save_state was called with {type(inner.optimizer).__name__}, which remembers {name!r} of a weight: neither a tensor of "
-                "its shape nor a number, which checkpoints of Megatron keep here. Train with AdamW or SGD, or save the weights alone with "
-                "accelerator.save_model(model, folder)."
+                "its shape nor a number. Train with AdamW or SGD, or save the weights alone with accelerator.save_model."
             )
     return tensors, numbers
 
@@ -456,7 +423,7 @@ def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileTo
     # by a weight's name in the whole model; of copies that have parts of the states each knows some weights
     numbers: dict[str, dict[str, float]] = {}
     described = [(place.key, list(tensors), known) for (_, place), (tensors, known) in zip(learning, own, strict=True)]
-    for weight_name, found, known in _of_all(described):
+    for weight_name, found, known in gather_object(described):
         keys.update(found)
         numbers.setdefault(weight_name, {}).update(known)
     groups = [{key: group[key] for key in group if key != "params"} for group in inner.optimizer.param_groups]
@@ -484,11 +451,6 @@ def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFil
     path, expected = folder / f"{file_names.OPTIMIZER_NAME}_{index}", f"the state of optimizer {index}"
     shards = _list_folder(path, expected)
     common = read(path / COMMON, f"the settings of optimizer {index}")
-    if len(common["param_groups"]) != (count := len(step.inner.optimizer.param_groups)):
-        raise CheckpointError(
-            f"{path / COMMON} holds the settings of {len(common['param_groups'])} groups of weights, and optimizer {index} has {count}. "
-            "Make the same optimizer as when the checkpoint was saved."
-        )
     numbers: dict[str, dict[str, Any]] = common.get("numbers", {})
     found = {name: item for name, item in shards.tensors.items() if name.startswith(_PREFIX)}
     if "numbers" not in common:
@@ -509,28 +471,25 @@ def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFil
             for key, value in values.items()
             if all(piece.key in kept for piece in _sharded(load_preprocess({key: value})[0]))
         }
-    states = _read_tree(shards, tree)
-    for number, (_, place) in enumerate(learning):
-        for key, value in numbers.get(place.key, {}).items():
-            # whatever torch's default is: AdamW counts its steps in 32 bits
-            dtype = torch.float32 if isinstance(value, float) else None
-            states.setdefault(number, {})[key] = torch.tensor(value, dtype=dtype)
-    loaded = [(weight, states.get(number, {})) for number, (weight, _) in enumerate(learning)]
+    tensors = _read_tree(shards, tree)
+    # whatever torch's default is: AdamW counts its steps in 32 bits
+    types = {float: torch.float32}
+    loaded = []
+    for number, (weight, place) in enumerate(learning):
+        own = {
+            key: torch.tensor(value, dtype=types.get(type(value))) for key, value in numbers.get(place.key, {}).items()
+        }
+        loaded.append((weight, {**tensors.get(number, {}), **own}))
     return LoadedFile(path, expected, {**common, "states": loaded}, partial(_receive, step))
 
 
 def _receive(step: MegatronStep, content: dict[str, Any]) -> None:
-    optimizer = step.inner.optimizer
-    groups = optimizer.state_dict()["param_groups"]
-    # as torch counts the tensors that it updates
-    counted = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    indices = {id(main): index for index, main in enumerate(counted)}
-    state: dict[int, dict[str, Tensor]] = {}
-    has_copies = False
+    inner, optimizer = step.inner, step.inner.optimizer
+    updated = {id(main) for group in optimizer.param_groups for main in group["params"]}
+    optimizer.state.clear()
     for weight, values in content["states"]:
-        has_copies |= _COPY in values
-        main, part = _updated(step.inner, weight)
-        if main is None or id(main) not in indices:
+        main, part = _updated(inner, weight)
+        if main is None or id(main) not in updated:
             continue
         own = {
             name: value if value.dim() == 0 else value.flatten()[part].clone().view(main.shape)
@@ -539,10 +498,12 @@ def _receive(step: MegatronStep, content: dict[str, Any]) -> None:
         if (copy := own.pop(_COPY, None)) is not None:
             main.data.copy_(copy)
         if own:
-            state[indices[id(main)]] = own
-    saved = [{**group, "params": own["params"]} for group, own in zip(content["param_groups"], groups, strict=True)]
-    optimizer.load_state_dict({"state": state, "param_groups": saved})
-    if not has_copies:
-        step.inner.reload_model_params()
+            optimizer.state[main] = own
+    state = optimizer.state_dict()
+    groups = zip(content["param_groups"], state["param_groups"], strict=True)
+    # which brings them to the device and the type of what is updated
+    optimizer.load_state_dict({**state, "param_groups": [{**saved, "params": now["params"]} for saved, now in groups]})
+    if not any(_COPY in values for _, values in content["states"]):
+        inner.reload_model_params()
     if step.loss_scaler is not None and content["grad_scaler"] is not None:
         step.loss_scaler.load_state_dict(content["grad_scaler"])
