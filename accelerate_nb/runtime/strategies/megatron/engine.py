@@ -15,12 +15,13 @@ from torch.nn import Module, ModuleList, functional
 from torch.utils._pytree import tree_leaves
 
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError, StateError
-from accelerate_nb.runtime.operations.nested import send_to_device, tensors_of, with_leaves
+from accelerate_nb.runtime.operations.collective import broadcast, gather, reduce
+from accelerate_nb.runtime.operations.nested import recursively_apply, send_to_device
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, get_args
 from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches, output_on_all
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
-from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.mesh import DATA_AXES, Mesh
 
 
 def check(parts: Sequence[Any], mesh: Mesh, plugin: MegatronLMPlugin, dtype: torch.dtype) -> None:
@@ -29,8 +30,8 @@ def check(parts: Sequence[Any], mesh: Mesh, plugin: MegatronLMPlugin, dtype: tor
         config: Any = getattr(part, "config", None)
         if not hasattr(config, "tensor_model_parallel_size"):
             raise ConfigurationError(
-                f"A {type(part).__name__} was prepared for Megatron, but it is no model of megatron-core. Build one, such as GPTModel, "
-                "with a TransformerConfig, after the Accelerator was made, or give a model of transformers to accelerator.prepare(...)."
+                f"A {type(part).__name__} was prepared for Megatron, but is no model of megatron-core, such as GPTModel, and none of "
+                "transformers. Build one after the Accelerator was made."
             )
         degrees = {
             "tensor_model_parallel_size": mesh.tp,
@@ -45,16 +46,14 @@ def check(parts: Sequence[Any], mesh: Mesh, plugin: MegatronLMPlugin, dtype: tor
         for name, wanted in degrees.items():
             if (value := getattr(config, name)) != wanted:
                 raise ConfigurationError(
-                    f"TransformerConfig({name}={value}) was found in a model of {len(parts)} parts that is prepared on {mesh}. Build it "
-                    f"with {name}={wanted}."
+                    f"TransformerConfig({name}={value}) was found in {len(parts)} parts of a model on {mesh}. Build it with {wanted}."
                 )
         if mesh.pp > 1 and config.pipeline_dtype is None:
             config.pipeline_dtype = dtype
     # messages of a stage to the next and to the former one go to the same process in a pipeline of two, which mixes them up
     if len(parts) > 1 and mesh.pp == 2 and not parts[0].config.overlap_p2p_comm:
         raise ConfigurationError(
-            "Interleaved stages were requested in a pipeline of 2 processes, where Megatron needs messages in pairs. Build the "
-            "TransformerConfig with overlap_p2p_comm=True and batch_p2p_comm=False, or take pp_degree=4 or more."
+            "Interleaved stages were requested in a pipeline of 2. Pass overlap_p2p_comm=True, batch_p2p_comm=False, or pp_degree=4."
         )
 
 
@@ -82,13 +81,6 @@ class MegatronModel(ModelWrapper):
         """The `TransformerConfig` of the model."""
         return self.chunks[0].config
 
-    def train(self, mode: bool = True) -> MegatronModel:
-        """Switch to training, or to evaluation."""
-        super().train(mode)
-        for chunk in self.chunks:
-            chunk.train(mode)
-        return self
-
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The model's output; in a pipeline without a backward, since its gradients come by `Accelerator.train_step`."""
         stages = self.config.pipeline_model_parallel_size
@@ -96,75 +88,60 @@ class MegatronModel(ModelWrapper):
             return self.chunks[0](*arguments, **keywords)
         if torch.is_grad_enabled():
             raise StateError(
-                "A model in stages was called with gradients, but Megatron's pipeline computes backwards in its schedule. Call "
-                "accelerator.train_step(model, ...) to train, or the model inside of torch.no_grad()."
+                "A model in stages was called with gradients. Call accelerator.train_step(model, ...), or it inside of torch.no_grad()."
             )
         # interleaved stages take no fewer parts than there are stages: each all of a batch that they do not divide
         count = stages if len(self.chunks) > 1 else 1
         inputs = (arguments, keywords)
         is_divided = batch_size(inputs) % count == 0
         parts = microbatches((inputs, None), count) if is_divided else [(inputs, None)] * count
-        outputs = self._run(parts, lambda output, _: output, forward_only=True)
+        outputs = self._run(parts, None)
         kept = outputs if is_divided else outputs[:1]
         return self._from_last(merged(kept, [1] * len(kept)) if kept else None)
 
     def train_step(self, inputs: Inputs, targets: Any, loss_of: LossOf, *, steps: int) -> Tensor:
         """Forward and backward by Megatron's schedule, gradients divided by `steps`; the mean loss of the parts, on all stages."""
         # Megatron multiplies by the number of parts of a sequence, whose losses are means over a part here
-        sequence_parts = self.config.context_parallel_size
-        divisor = steps * sequence_parts
+        divisor = steps * self.config.context_parallel_size
 
-        def scaled(output: Any, wanted: Any) -> tuple[Tensor, Tensor]:
-            loss = loss_of(output, wanted)
+        def scaled(output: Any, targets: Any) -> tuple[Tensor, Tensor]:
+            loss = loss_of(output, targets)
             # a tensor of its own, which is divided in place afterwards
             return loss / divisor, loss.detach().float()
 
-        losses = self._run(self.equal_parts((inputs, targets)), scaled, forward_only=False)
-        mean: Tensor = self._from_last(torch.stack(losses).mean() if losses else None)
-        if sequence_parts == 1:
-            return mean
-        from megatron.core import parallel_state
-
-        total = mean.clone()
-        dist.all_reduce(total, group=parallel_state.get_context_parallel_group())
-        return total.div_(sequence_parts)
+        losses = self._run(self.equal_parts((inputs, targets)), scaled)
+        mean = self._from_last(torch.stack(losses).mean() if losses else None)
+        found: Tensor = reduce(mean, "mean", axis="cp")
+        return found
 
     def equal_parts(self, batch: Any) -> list[Any]:
         """The parts of a batch that Megatron's schedule brings through the model; `DataError` where they are not equal."""
         size = batch_size(batch)
         if size % self.microbatch_count:
             raise DataError(
-                f"A batch of {size} samples was passed to Megatron, which cuts it in {self.microbatch_count} equal parts. Take a batch "
-                f"size that {self.microbatch_count} divides (drop_last=True leaves a rest out), or another num_micro_batches."
+                f"A batch of {size} samples was passed to Megatron with num_micro_batches={self.microbatch_count}, which does not divide it. "
+                "Take another one, or a loader with drop_last=True."
             )
         return microbatches(batch, self.microbatch_count)
 
-    def _run(
-        self, parts: Sequence[tuple[Inputs, Any]], result_of: Callable[[Any, Any], Any], *, forward_only: bool
-    ) -> list[Any]:
-        """What the last stage has of each part: what `result_of` makes of its output and targets, or reports after its loss."""
-        found = (leaf for leaf in tree_leaves(parts[0][0]) if isinstance(leaf, Tensor) and leaf.ndim > 1)
-        if (first := next(found, None)) is None:
-            raise DataError(
-                "A model of Megatron got no tensor of the shape (samples, length). Pass it a batch's tokens first."
-            )
+    def _run(self, parts: Sequence[tuple[Inputs, Any]], loss_of: Callable[..., tuple[Tensor, Any]] | None) -> list[Any]:
+        """The outputs of parts on the last stage, or what is reported beside losses of outputs and targets, which go backwards."""
+        leaves = (leaf for leaf in tree_leaves(parts[0][0]) if isinstance(leaf, Tensor) and leaf.ndim > 1)
+        # without sequences there is no length, and no pipeline that asks for it
+        shape = next((leaf.shape for leaf in leaves), (1, 1))
 
-        def forward_step(iterator: Iterator[tuple[Inputs, Any]], chunk: Module) -> tuple[Any, Callable[..., Any]]:
+        def forward_step(
+            iterator: Iterator[tuple[Inputs, Any]], chunk: Module
+        ) -> tuple[Any, Callable[..., Any] | None]:
             (arguments, keywords), targets = next(iterator)
-            return chunk(*arguments, **keywords), lambda output, **_: result_of(output, targets)
+            return chunk(*arguments, **keywords), None if loss_of is None else partial(loss_of, targets=targets)
 
-        return self.run_schedule(forward_step, parts, first.shape, forward_only, collects=forward_only)
+        return self.run_schedule(forward_step, parts, shape, forward_only=loss_of is None)
 
     def run_schedule(
-        self,
-        forward_step: Callable[[Any, Any], Any],
-        parts: Sequence[Any],
-        shape: Sequence[int],
-        forward_only: bool,
-        *,
-        collects: bool = False,
+        self, forward_step: Callable[[Any, Any], Any], parts: Sequence[Any], shape: Sequence[int], forward_only: bool
     ) -> list[Any]:
-        """Bring parts of a shape (samples, length) through the stages; what the last reports of each, with `collects` anything."""
+        """Bring parts of a shape (samples, length) through the stages; what the last one reports of each, or its output without a loss."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         self.config.grad_scale_func = self.loss_scale
@@ -172,13 +149,12 @@ class MegatronModel(ModelWrapper):
         schedule = get_forward_backward_func(self.config.pipeline_model_parallel_size, count if count > 1 else None)
         found: list[Any] = schedule(
             forward_step_func=forward_step,
-            data_iterator=[iter(list(parts)) for _ in self.chunks],
+            data_iterator=[iter(parts) for _ in self.chunks],
             model=self.chunks,
             num_microbatches=len(parts),
             seq_length=shape[1],
             micro_batch_size=shape[0],
             forward_only=forward_only,
-            collect_non_loss_data=collects,
         )
         return found
 
@@ -202,11 +178,9 @@ def choose(logits: Tensor, *, temperature: float | None, top_k: int | None, top_
     from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     # top_p: among the likeliest that have so much of the probability together (Holtzman et al., https://arxiv.org/abs/1904.09751)
-    warpers: Any = LogitsProcessorList([TemperatureLogitsWarper(1.0 if temperature is None else float(temperature))])
-    if top_k:
-        warpers.append(TopKLogitsWarper(top_k))
-    if top_p:
-        warpers.append(TopPLogitsWarper(top_p))
+    temperature = temperature and float(temperature)
+    settings = {TemperatureLogitsWarper: temperature, TopKLogitsWarper: top_k, TopPLogitsWarper: top_p}
+    warpers: Any = LogitsProcessorList([warper(value) for warper, value in settings.items() if value])
     return torch.multinomial(warpers(None, logits).softmax(dim=-1), 1).squeeze(1)
 
 
@@ -250,7 +224,7 @@ class MegatronEngine(MegatronModel):
     def get_batch_data_iterator(self, batch_data: dict[str, Any]) -> Any:
         """An iterator over the parts of a batch, or a list of them, one for each of several parts of the model."""
         parts = self.equal_parts(batch_data) if batch_data else []
-        iterators: list[Iterator[Any]] = [iter(list(parts)) for _ in self.chunks]
+        iterators = [iter(parts) for _ in self.chunks]
         return iterators if len(iterators) > 1 else iterators[0]
 
     def forward(self, *arguments: Any, **batch_data: Any) -> Any:
@@ -279,8 +253,7 @@ class MegatronEngine(MegatronModel):
         """
         if self.optimizer is None:
             raise StateError(
-                "A model of Megatron's engine was called to train, but it has no optimizer. Give both to one call of prepare, or call "
-                "model.eval() first."
+                "Megatron's engine was called to train, but it has no optimizer. Give prepare both at once, or call model.eval() first."
             )
         step = self.accelerator.strategy.step_of(self.optimizer)
         step.zero_grad()
@@ -343,8 +316,7 @@ class MegatronEngine(MegatronModel):
         longest = int(lengths.max()) + (max_new_tokens or 0) if max_length is None else max_length
         if longest > (positions := self.args.max_position_embeddings):
             raise ConfigurationError(
-                f"megatron_generate was asked for {longest} tokens, but the model has {positions} positions. Pass a smaller max_length or "
-                "max_new_tokens."
+                f"megatron_generate was asked for {longest} tokens, but the model has {positions} positions. Take a smaller length."
             )
         was_training = self.training
         self.eval()
@@ -356,17 +328,13 @@ class MegatronEngine(MegatronModel):
 
     def _written(self, inputs: Tensor, lengths: Tensor, longest: int, choose_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The tokens of `inputs` going on after `lengths` tokens each until all have `longest` or have ended; ends fill what comes after."""
-        from megatron.core import parallel_state, tensor_parallel
+        from megatron.core import tensor_parallel
 
-        def forward_step(iterator: Iterator[Tensor], chunk: Module) -> tuple[Any, Callable[..., Any]]:
+        def forward_step(iterator: Iterator[Tensor], chunk: Module) -> tuple[Any, None]:
             text = next(iterator)
             mask, _, positions = left_to_right(text, end_of_document=None, pad=None)
-            return chunk(text, positions, mask), last_logits
+            return chunk(text, positions, mask), None
 
-        def last_logits(output: Tensor, **_: Any) -> Any:
-            return tensor_parallel.gather_from_tensor_model_parallel_region(output[:, -1].float().contiguous())
-
-        group = parallel_state.get_model_parallel_group()
         end = self.args.eos_token_id
         fill = 0 if end is None else end
         tokens = functional.pad(
@@ -376,10 +344,13 @@ class MegatronEngine(MegatronModel):
         for position in range(int(lengths.min()), longest):
             # every token computes the whole of its text again
             text = tokens[:, :position]
-            found = self.run_schedule(forward_step, [text], text.shape, True, collects=True)
-            chosen = choose_of(self._from_last(found[0] if found else None)[:, : self.args.orig_vocab_size])
+            outputs = self.run_schedule(forward_step, [text], text.shape, forward_only=True)
+            last = [output[:, -1].float().contiguous() for output in outputs]
+            logits = self._from_last(
+                tensor_parallel.gather_from_tensor_model_parallel_region(last[0]) if last else None
+            )
             # numbers that are drawn differ between processes
-            dist.broadcast(chosen, dist.get_global_rank(group, 0), group)
+            chosen = broadcast(choose_of(logits[:, : self.args.orig_vocab_size]), axis=("pp", "tp"))
             is_written = position >= lengths
             tokens[:, position] = chosen.masked_fill(has_ended, fill).where(is_written, tokens[:, position])
             if end is not None:
@@ -424,17 +395,7 @@ def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Tensor:
 
 def gather_across_data_parallel_groups(tensor: Any) -> Any:
     """The tensors of all copies of a model, joined along dimension 0; nested in lists, tuples or mappings."""
-    from megatron.core import parallel_state
-
-    group = parallel_state.get_data_parallel_group()
-
-    def gathered(item: Tensor) -> Tensor:
-        own = torch.atleast_1d(item).contiguous()
-        found = [torch.empty_like(own) for _ in range(group.size())]
-        dist.all_gather(found, own, group=group)
-        return torch.cat(found)
-
-    return with_leaves(tensor, map(gathered, tensors_of("gather", tensor)))
+    return gather(recursively_apply(torch.atleast_1d, tensor), axis=DATA_AXES)
 
 
 def left_to_right(
@@ -452,10 +413,9 @@ def left_to_right(
     sees = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()[None]
     positions = torch.arange(length, device=tokens.device).expand(samples, length).clone()
     loss_mask = torch.ones(samples, length, dtype=torch.float32, device=tokens.device)
-    if pad is not None:
-        loss_mask[tokens == pad] = 0.0
-    if masks_ends and end_of_document is not None:
-        loss_mask[tokens == end_of_document] = 0.0
+    for ignored in (pad, end_of_document if masks_ends else None):
+        if ignored is not None:
+            loss_mask[tokens == ignored] = 0.0
     if end_of_document is not None and (reset_position_ids or reset_attention_mask):
         # an end belongs to the document that it ends
         ends = (tokens == end_of_document).long()
@@ -463,10 +423,8 @@ def left_to_right(
         if reset_attention_mask:
             sees = sees & (documents[:, :, None] == documents[:, None, :])
         if reset_position_ids:
-            is_first = torch.ones_like(ends, dtype=torch.bool)
-            is_first[:, 1:] = ends[:, :-1].bool()
-            starts = torch.where(is_first, positions, 0).cummax(1).values
-            positions = positions - starts
+            is_first = documents.diff(dim=1, prepend=documents[:, :1] - 1) > 0
+            positions = positions - torch.where(is_first, positions, 0).cummax(1).values
     return ~sees[:, None], loss_mask, positions
 
 
@@ -517,28 +475,23 @@ class GPTTrainStep(AbstractTrainStep):
         usual = self._batch_of_megatron if megatron_dataset_flag else self._batch_of_transformers
         return accelerator.state.megatron_lm_plugin.custom_get_batch_function or usual
 
-    def _batch_of_megatron(self, data_iterator: Iterator[Any] | None) -> tuple[Tensor, ...]:
+    def _batch_of_megatron(self, data_iterator: Iterator[Any]) -> tuple[Tensor, ...]:
         """A part of a batch of a data set of Megatron's: sequences that are one token longer, or tokens and labels."""
-        data = None if data_iterator is None else next(data_iterator)
-        if data is not None and "text" not in data:
-            batch = send_to_device(data, torch.cuda.current_device())
-            tokens, labels = batch["tokens"].long(), batch["labels"].long()
-            mask, _, _ = left_to_right(tokens, end_of_document=None, pad=None)
-            return tokens, labels, batch["loss_mask"].float(), batch.get("attention_mask", mask), batch["position_ids"]
-        from megatron.core import tensor_parallel
-
-        found = tensor_parallel.broadcast_data(["text"], data, torch.int64)["text"].long()
-        return self._with_masks(found)
+        batch = send_to_device(next(data_iterator), torch.cuda.current_device())
+        if "text" in batch:
+            return self._with_masks(batch["text"].long())
+        tokens, labels = batch["tokens"].long(), batch["labels"].long()
+        mask, _, _ = left_to_right(tokens, end_of_document=None, pad=None)
+        return tokens, labels, batch["loss_mask"].float(), batch.get("attention_mask", mask), batch["position_ids"]
 
     def _batch_of_transformers(self, data_iterator: Iterator[Any]) -> tuple[Tensor, ...]:
         """A part of a batch of `input_ids`, with labels that are the next token each, the end of a text after the last."""
         tokens = send_to_device(next(data_iterator)["input_ids"], torch.cuda.current_device()).long()
+        batch = self._with_masks(functional.pad(tokens, (0, 1), value=self.eod_token or 0))
         if self.eod_token is None:
-            batch = self._with_masks(torch.cat([tokens, tokens[:, -1:]], dim=1))
             # nothing follows the last token
             batch[2][:, -1] = 0.0
-            return batch
-        return self._with_masks(functional.pad(tokens, (0, 1), value=self.eod_token))
+        return batch
 
     def _with_masks(self, sequences: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         tokens, labels = sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
@@ -576,10 +529,9 @@ class GPTTrainStep(AbstractTrainStep):
         if not self.return_logits:
             return model(tokens, position_ids, attention_mask, labels=labels), partial(self.loss_func, loss_mask)
         from megatron.core import tensor_parallel
-        from megatron.core.utils import unwrap_model
 
         output = model(tokens, position_ids, attention_mask)
-        inner: Any = unwrap_model(model)
+        inner: Any = innermost(model)
         if inner.post_process:
             losses = inner.compute_language_model_loss(labels, output.transpose(0, 1).contiguous())
             output = losses, tensor_parallel.gather_from_tensor_model_parallel_region(output.detach())
