@@ -109,7 +109,7 @@ class MegatronLMPlugin(megatron.MegatronOptions):
         if kind not in MODEL_CONFIGS_TO_MEGATRON_PARSERS:
             raise ConfigurationError(
                 f"A model of the type {kind!r} was given to Megatron, which trains {' and '.join(MODEL_CONFIGS_TO_MEGATRON_PARSERS)} of "
-                "transformers. Build the model of megatron-core and pass strategy='megatron', or train this one with strategy='fsdp'."
+                "transformers. Build it of megatron-core, or train this one with strategy='fsdp'."
             )
         MODEL_CONFIGS_TO_MEGATRON_PARSERS[kind](self, model, batch_data)
 
@@ -122,8 +122,7 @@ class MegatronLMPlugin(megatron.MegatronOptions):
 
     def set_training_args(self, micro_batch_size: int, dp_degree: int) -> None:
         """Take so many samples in each part of a batch, on so many copies."""
-        self.data_parallel_size = dp_degree
-        self.micro_batch_size = micro_batch_size
+        self.data_parallel_size, self.micro_batch_size = dp_degree, micro_batch_size
         self.global_batch_size = dp_degree * micro_batch_size * self.num_micro_batches
         sizes = ("data_parallel_size", "micro_batch_size", "global_batch_size")
         self.megatron_lm_default_args.update({name: getattr(self, name) for name in sizes})
@@ -244,8 +243,7 @@ def get_args() -> Namespace:
     """The arguments of the training; `StateError` before a model was prepared."""
     if _Current.arguments is None:
         raise StateError(
-            "The arguments of Megatron-LM were asked for before there are any. Give accelerator.prepare(...) a model of transformers "
-            "with a MegatronLMPlugin first."
+            "The arguments of Megatron-LM were asked for before there are any. Give accelerator.prepare a model of transformers first."
         )
     return _Current.arguments
 
@@ -284,8 +282,8 @@ def initialize(
         parts, rest = divmod(arguments.num_layers, mesh.pp * layers)
         if mesh.pp == 1 or rest:
             raise ConfigurationError(
-                f"num_layers_per_virtual_pipeline_stage={layers} was requested for {arguments.num_layers} layers in {mesh.pp} stages, which "
-                "it does not divide. Pass pp_degree=2 or more, and a number of layers that divides those of a stage."
+                f"num_layers_per_virtual_pipeline_stage={layers} was requested for {arguments.num_layers} layers in {mesh.pp} stages. Pass a "
+                "number that divides those of a stage, and pp_degree=2 or more."
             )
         arguments.virtual_pipeline_model_parallel_size = parts if parts > 1 else None
     _Current.arguments = arguments

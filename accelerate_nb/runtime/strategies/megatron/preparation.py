@@ -1,7 +1,7 @@
 """The loaders, optimizers and schedules of an engine under Accelerate's names, and the engine that becomes of one call of prepare."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,8 +98,7 @@ class MegatronLMDummyDataLoader(Placeholder):
         size = args.global_batch_size
         if not args.train_iters and not args.train_samples:
             raise ConfigurationError(
-                "Megatron's data sets were requested without the number of steps. Give prepare a MegatronLMDummyScheduler with "
-                "total_num_steps, or pass MegatronLMPlugin(train_iters=...)."
+                "Megatron's data sets were requested without a number of steps. Pass MegatronLMPlugin(train_iters=...)."
             )
         train = args.train_samples or args.train_iters * size
         evaluations = train // size // args.eval_interval + 1
@@ -120,7 +119,7 @@ def _batches(accelerator: Any, dataset: Any, consumed: int) -> Iterator[Any]:
         raise DataError(
             f"A data set of {len(dataset)} samples was given for steps of {size * replicas}. Give a longer one, or a smaller batch size."
         )
-    starts = ((step % steps * replicas + index) * size for step in count(consumed // (size * replicas)))
+    starts = ((step % steps * replicas + index) * size for step in itertools.count(consumed // (size * replicas)))
     loader = DataLoader(
         dataset,
         # one batch at a time: data sets have millions of samples
@@ -140,8 +139,7 @@ def _gpt_datasets(numbers: Sequence[int]) -> Any:
     args = get_args()
     if args.data_path is None:
         raise ConfigurationError(
-            "MegatronLMDummyDataLoader was given without data_path, the prefix of indexed files. Pass it, or a "
-            "custom_megatron_datasets_provider_function in the plugin."
+            "MegatronLMDummyDataLoader was given without data_path. Pass it, or a provider in the plugin."
         )
     paths = [args.data_path] if isinstance(args.data_path, str) else list(args.data_path)
     # what data sets ask a tokenizer for, of files that have tokens already
@@ -199,7 +197,7 @@ def prepare_optimizer(accelerator: Any, model: Iterable[Module]) -> Optimizer:  
     args = get_args()
     no_decay = args.no_wd_decay_cond or (lambda name, weight: name.endswith(".bias") or weight.ndim == 1)
     found: dict[tuple[float, float], list[Tensor]] = {}
-    for name, weight in chain.from_iterable(part.named_parameters() for part in model):
+    for name, weight in itertools.chain.from_iterable(part.named_parameters() for part in model):
         if weight.requires_grad:
             factor = args.lr_mult if args.scale_lr_cond is not None and args.scale_lr_cond(name, weight) else 1.0
             found.setdefault((0.0 if no_decay(name, weight) else 1.0, factor), []).append(weight)
@@ -238,8 +236,7 @@ def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any: 
     warmup = (warmup or 0) if args.lr_warmup_fraction is None else args.lr_warmup_fraction * decay
     if warmup >= decay:
         raise ConfigurationError(
-            f"A schedule with {warmup} steps of warm-up was requested that ends after {decay}. Pass fewer of them, or more steps; both are "
-            "those of one process, which copies divide among them."
+            f"{warmup} steps of warm-up were requested in a schedule of {decay}. Pass fewer; both are counted as on one process."
         )
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
@@ -284,8 +281,7 @@ def with_all_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if not hasattr(sampler, "batch_size"):
             raise ConfigurationError(
-                f"A loader whose batches come from a {type(sampler).__name__} was given to Megatron, which needs another size of them. Give "
-                "it one with batch_size=."
+                f"A loader with a {type(sampler).__name__} was given to Megatron, which needs larger batches. Give it one with batch_size=."
             )
         sampler.batch_size = size
         return loader
@@ -294,68 +290,68 @@ def with_all_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
     return DataLoader(loader.dataset, batch_size=size, drop_last=loader.drop_last, **how)
 
 
-def first_batch(loaders: Iterable[Any]) -> Any:
+def _of(call: PrepareCall, type_: type) -> list[Any]:
+    """The objects of this type."""
+    return [item for item in call.objects if isinstance(item, type_)]
+
+
+def _first_batch(call: PrepareCall) -> Any:
     """A batch of the size that a loader gives, of its first samples; `None` of data that can be read once."""
-    loader: Any = next((item for item in loaders if isinstance(item, DataLoader)), None)
+    loader = next(iter(_of(call, DataLoader)), None)
     if loader is None or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return None
+    count = min(loader.batch_size, len(loader.dataset))
     with torch.random.fork_rng(devices=[]):
-        samples = [loader.dataset[index] for index in range(min(loader.batch_size, len(loader.dataset)))]
-        return loader.collate_fn(samples)
+        return loader.collate_fn([loader.dataset[index] for index in range(count)])
 
 
-def transformers_model(objects: Iterable[Any]) -> Any:
+def transformers_model(call: PrepareCall) -> Any:
     """The first model of transformers, of which an engine is made; `None` where there is none."""
-    for item in objects:
-        config = getattr(item, "config", None) if isinstance(item, Module) else None
+    for model in _of(call, Module):
+        config = getattr(model, "config", None)
         if isinstance(getattr(config, "model_type", None), str) and not hasattr(config, "tensor_model_parallel_size"):
-            return item
+            return model
     return None
 
 
-def check_call(call: PrepareCall) -> None:
+def _check_call(call: PrepareCall) -> None:
     """Raise an error that names what no engine can be made of, in a call of `prepare` with a transformers model."""
     refuse_unused(call.accelerator.state.megatron_lm_plugin, by_engine=True)
-    if any(sum(isinstance(item, type_) for item in call.objects) > 1 for type_ in (Module, Optimizer)):
+    if max(len(_of(call, type_)) for type_ in (Module, Optimizer)) > 1:
         raise ConfigurationError(
-            "Several models or optimizers were given to one call of prepare with Megatron, whose engine has one of each. Make an "
-            "Accelerator for each model."
+            "Several models or optimizers were given to one call of prepare with Megatron. Make an Accelerator for each model."
         )
-    if any(isinstance(item, LRScheduler) for item in call.objects):
+    if _of(call, LRScheduler):
         raise ConfigurationError(
             "You can't use a custom scheduler with Megatron-LM. Please use the `accelerate_nb.utils.MegatronLMDummyScheduler` instead."
         )
     if call.accelerator.world.mesh.cp > 1:
         raise NotYetError(
-            "context_parallel_size=2 or more was requested for a model of transformers, which is not offered here yet. Use tp_degree, "
-            "or a model of megatron-core."
+            "context_parallel_size was requested for a model of transformers. Use tp_degree, or a model of megatron-core."
         )
     if GradientState().num_steps > 1:
         raise ConfigurationError(
-            "gradient_accumulation_steps was requested with Megatron's engine, where model(**batch) makes a whole step. Pass "
-            "MegatronLMPlugin(num_micro_batches=...) in its place."
+            "gradient_accumulation_steps was requested with Megatron's engine. Pass MegatronLMPlugin(num_micro_batches=...) instead."
         )
 
 
 def engine_of(call: PrepareCall) -> MegatronEngine:
     """The engine that becomes of a transformers model, and of what else its call of `prepare` has."""
-    accelerator, objects, model = call.accelerator, call.objects, transformers_model(call.objects)
+    _check_call(call)
+    accelerator, model = call.accelerator, transformers_model(call)
     plugin: Any = accelerator.state.megatron_lm_plugin
     plugin.set_training_args(_micro_batch_size(call, plugin), accelerator.strategy.data_replicas[1])
-    plugin.set_network_size_args(model, first_batch(objects))
-    for item in objects:
-        if isinstance(item, Optimizer):
-            plugin.set_optimizer_type(item)
-    schedule = next((item for item in objects if isinstance(item, MegatronLMDummyScheduler)), None)
-    if schedule is not None:
-        if schedule.total_num_steps is None and plugin.train_iters is None and plugin.train_samples is None:
+    plugin.set_network_size_args(model, _first_batch(call))
+    for optimizer in _of(call, Optimizer):
+        plugin.set_optimizer_type(optimizer)
+    for schedule in _of(call, MegatronLMDummyScheduler):
+        if schedule.total_num_steps is None and plugin.train_iters is None:
             raise ConfigurationError(
                 "MegatronLMDummyScheduler was given without total_num_steps. Pass it, or MegatronLMPlugin(train_iters=...)."
             )
         plugin.set_scheduler_args(schedule)
     architecture = conversion.architecture_of(model.config)
     end = getattr(model.config, "eos_token_id", None)
-    is_of_megatron = any(isinstance(item, MegatronLMDummyDataLoader) for item in objects)
     arguments = {
         **architecture.settings,
         "architecture": architecture,
@@ -363,7 +359,7 @@ def engine_of(call: PrepareCall) -> MegatronEngine:
         "eos_token_id": end[0] if isinstance(end, list) else end,
         **plugin.megatron_lm_default_args,
         "num_layers_per_virtual_pipeline_stage": plugin.num_layers_per_virtual_pipeline_stage,
-        "megatron_dataset_flag": is_of_megatron or plugin.megatron_dataset_flag,
+        "megatron_dataset_flag": bool(_of(call, MegatronLMDummyDataLoader)) or plugin.megatron_dataset_flag,
         **(plugin.other_megatron_args or {}),
     }
     initialize(accelerator, args_defaults=arguments)
@@ -375,20 +371,18 @@ def engine_of(call: PrepareCall) -> MegatronEngine:
         accelerator.strategy.load_model_state(engine, conversion.ConvertedWeights(weights, model.state_dict()))
     elif accelerator.is_main_process:
         warn_user(
-            f"The weights of a {type(model).__name__} begin at random in Megatron's engine, as with Accelerate. A GPT2LMHeadModel "
-            "or a LlamaForCausalLM comes with its own; accelerator.strategy.load_model_state(model, weights) gives it others."
+            f"The weights of a {type(model).__name__} begin at random in Megatron's engine, as with Accelerate. Prepare one with a head, or "
+            "give it others by accelerator.strategy.load_model_state(model, weights)."
         )
     return engine
 
 
 def _micro_batch_size(call: PrepareCall, plugin: Any) -> int:
-    placeholders = [item for item in call.objects if isinstance(item, MegatronLMDummyDataLoader)]
-    loaders: list[Any] = [item for item in call.objects if isinstance(item, DataLoader)]
-    sizes = [item.dataset_args.get("micro_batch_size") for item in placeholders]
-    sizes += [item.batch_size or getattr(item.batch_sampler or item.sampler, "batch_size", None) for item in loaders]
+    sizes = [item.dataset_args.get("micro_batch_size") for item in _of(call, MegatronLMDummyDataLoader)]
+    for loader in _of(call, DataLoader):
+        sizes.append(loader.batch_size or getattr(loader.batch_sampler or loader.sampler, "batch_size", None))
     if not (known := [size for size in sizes if size is not None]):
         raise ConfigurationError(
-            "You must specify a training or evaluation dataloader in `accelerate.prepare()` when using Megatron-LM. Its batch size, "
-            "or MegatronLMDummyDataLoader(micro_batch_size=...), is that of a part of a step."
+            "You must specify a training or evaluation dataloader in `accelerate.prepare()` when using Megatron-LM, with its batch size."
         )
     return int(min(known) if plugin.is_train_batch_min else max(known))

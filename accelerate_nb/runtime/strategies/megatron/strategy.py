@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
 from accelerate_nb.runtime.world.world import World
 
+# The plugin's names of a mesh's axes.
+_DEGREES = {"pp": "pp_degree", "cp": "context_parallel_size", "tp": "tp_degree"}
 # As Megatron's own training loop seeds them: stages of a pipeline draw other numbers.
 _SEED_OF_A_STAGE = 100
 
@@ -45,8 +48,7 @@ def join_groups(world: World, plugin: MegatronLMPlugin) -> None:
         torch.cuda.current_device()
     except (AssertionError, RuntimeError):
         raise ConfigurationError(
-            f"Megatron was requested on {world.device}, but megatron-core computes on the current CUDA device, and there is none. Launch "
-            "it on NVIDIA GPUs, or train with strategy='tp' or 'pp' here."
+            f"Megatron was requested on {world.device}, but computes on the current CUDA device. Take NVIDIA GPUs, or strategy='tp' or 'pp'."
         ) from None
     logger = logging.getLogger("megatron.core")
     if logger.level == logging.NOTSET:
@@ -93,14 +95,8 @@ class MegatronParallel(Strategy):
     @property
     def default_mesh(self) -> Mesh:
         """The plugin's degrees, and copies on the rest of the ranks."""
-        plugin = self.megatron_lm_plugin
-        split = plugin.tp_degree * plugin.pp_degree * plugin.context_parallel_size
-        return Mesh(
-            pp=plugin.pp_degree,
-            dp_replicate=max(self.world.size // split, 1),
-            cp=plugin.context_parallel_size,
-            tp=plugin.tp_degree,
-        )
+        split = {axis: getattr(self.megatron_lm_plugin, name) for axis, name in _DEGREES.items()}
+        return Mesh(dp_replicate=max(self.world.size // prod(split.values()), 1), **split)
 
     @property
     def is_distributed(self) -> bool:
@@ -118,15 +114,15 @@ class MegatronParallel(Strategy):
     def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
         """The precision; Megatron's groups are made with it, since models are built in them."""
         plugin, mesh = self.megatron_lm_plugin, self.world.mesh
-        for axis, degree in {"tp": "tp_degree", "pp": "pp_degree", "cp": "context_parallel_size"}.items():
+        for axis, degree in _DEGREES.items():
             if (requested := getattr(plugin, degree)) not in (1, getattr(mesh, axis)):
                 raise ConfigurationError(
                     f"MegatronLMPlugin({degree}={requested}) was requested on the mesh {mesh}. Leave the degree out of one of them."
                 )
         if plugin.sequence_parallelism and mesh.tp == 1:
             raise ConfigurationError(
-                f"MegatronLMPlugin(sequence_parallelism=True) was requested on the mesh {mesh}, but sequences are cut among the "
-                "processes that split a layer. Pass tp_degree=2 or more, or leave it out."
+                f"sequence_parallelism=True was requested on the mesh {mesh}, but sequences are cut among the processes that split a layer. "
+                "Pass tp_degree=2 or more."
             )
         join_groups(self.world, plugin)
         self.precision = MegatronPrecision(name, options)
@@ -136,24 +132,18 @@ class MegatronParallel(Strategy):
 
     def begin_call(self, call: PrepareCall) -> None:
         """Note what else this call of `prepare` has, of which the engine of a transformers model is made."""
-        has_transformers = preparation.transformers_model(call.objects) is not None
-        if has_transformers:
-            preparation.check_call(call)
-            if self._models:
-                raise ConfigurationError(
-                    "You can't use same `Accelerator()` instance with multiple models when using Megatron-LM. Make one for each model."
-                )
-        self._call = call if has_transformers else None
+        self._call = None if preparation.transformers_model(call) is None else call
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
         """The models and optimizers of one call, in their order; optimizers that update their weights step as Megatron's do."""
         if any(request.compiling.backend != DynamoBackend.NO for request in requests):
             raise ConfigurationError(
-                "dynamo_backend was requested with Megatron, which has kernels of its own. Leave it out."
+                "dynamo_backend was requested with Megatron, which compiles nothing. Leave it out."
             )
-        if self.engine is not None and requests:
+        if requests and (self.engine is not None or (self._call is not None and self._models)):
             raise ConfigurationError(
-                f"A {type(requests[0].value).__name__} was prepared after Megatron's engine was made. Give both to one call of prepare."
+                f"A {type(requests[0].value).__name__} was prepared after a model, but Megatron's engine does not work with multiple models, "
+                "and takes its optimizer in the same call. Make an Accelerator for each model."
             )
         if self._call is not None:
             call, self._call = self._call, None
@@ -199,15 +189,15 @@ class MegatronParallel(Strategy):
 
     def adopt(self, model: MegatronModel) -> MegatronModel:
         """Train this model, too, which is returned."""
-        if self.precision.name == "fp16":
-            model.loss_scale = self.precision.scale
+        model.loss_scale = self.precision.scale
         self._models.append(model)
         return model
 
     def _find_step(self, optimizer: Optimizer) -> MegatronStep | None:
         """The step of an optimizer; `None` as long as no prepared model has its weights."""
-        if optimizer in self._steps:
-            return self._steps[optimizer]  # type: ignore[no-any-return]  # what is put there below
+        found: MegatronStep | None = self._steps.get(optimizer)
+        if found is not None:
+            return found
         weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         model = next((item for item in self._models if weights <= {id(weight) for weight in item.parameters()}), None)
         if model is None:
@@ -229,8 +219,7 @@ class MegatronParallel(Strategy):
         found = self._find_step(optimizer)
         if found is None:
             raise ConfigurationError(
-                "An optimizer updates weights that are in no model that was prepared for Megatron, or in several. Make one optimizer for "
-                "each model, and give both to accelerator.prepare(...)."
+                "An optimizer updates weights of no model that Megatron has, or of several. Give prepare each model with its own optimizer."
             )
         return found
 
@@ -285,7 +274,7 @@ class MegatronParallel(Strategy):
         """Let an optimizer step on the gradients of all copies, or look at an engine's last step; whether none overflowed."""
         if closure is not None:
             raise ConfigurationError(
-                "A closure was passed to a step by Megatron, which calls none. Compute the loss before."
+                "A closure was passed to a step by Megatron. Compute the loss before, without one."
             )
         if self.engine is not None:
             return not getattr(optimizer, "skipped_iter", False)
@@ -330,9 +319,8 @@ class MegatronParallel(Strategy):
     def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> None:
         """Give a prepared model complete weights, of which each process takes its parts."""
         model_parallel.load_complete(self.unwrap(model), state)
-        for step in self._steps.values():
-            if step.model is model:
-                step.inner.reload_model_params()
+        for step in self._steps_on(model.parameters()):
+            step.inner.reload_model_params()
 
     # Checkpoints
 
@@ -348,9 +336,8 @@ class MegatronParallel(Strategy):
 
     def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
         """Have no gradients, as after a step."""
-        for step in self._steps.values():
-            if step.model is model:
-                step.zero_grad()
+        for step in self._steps_on(model.parameters()):
+            step.zero_grad()
 
     def release(self) -> None:
         """Release what was prepared."""
