@@ -10,7 +10,7 @@ from typing import Any, Literal
 from accelerate_nb.config.formats import literal
 from accelerate_nb.config.magic_args import call_in, names_of, read, read_cell_line, read_line, refuse
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.export.python_source import end_of
+from accelerate_nb.export.python_source import CODE_MAGICS, end_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,6 @@ _UNUSED = {
     "runs": "",
     "config": "pass the settings to %%accelerate, or to accelerate-nb launch",
 }
-# Magics whose text is the notebook's Python.
-_OF_CODE = frozenset({"time", "capture"})
 _INSTALLERS = frozenset(("conda", "mamba", "micromamba", "pip", "uv"))
 # What pip, conda and their like are called with to change what is installed.
 _VERBS = r"(?:install|uninstall|update|upgrade|remove|add|dist-upgrade|full-upgrade|create)\b"
@@ -424,7 +422,7 @@ class _CellTranslator:
         problems = tuple(Remark(problem.line + magic.first, problem.text) for problem in inner.problems)
         if problems:
             return PlainCell("\n".join(lines), problems=problems)
-        if magic.name in _OF_CODE and not ast.parse(inner.source).body:
+        if magic.name in CODE_MAGICS and not ast.parse(inner.source).body:
             # nothing is left of it
             return PlainCell("\n".join([*comments[: magic.first], inner.source]), notes=notes)
         opening, closing = _text_over_lines(inner.source)
@@ -449,7 +447,7 @@ class _CellTranslator:
             self._check_install(shown, text)
         if magic.name == "time" and magic.text.replace("--no-raise-error", "").strip():
             raise _Refused(f"%%time takes no statement in its own line when there is code below it. {_OTHERWISE}")
-        if magic.name not in {*_OF_CODE, ACCELERATE}:
+        if magic.name not in {*CODE_MAGICS, ACCELERATE}:
             return PlainCell(text)
         unused: dict[str, bool] = {}
         if magic.name == ACCELERATE:

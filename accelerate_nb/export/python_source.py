@@ -9,6 +9,9 @@ from itertools import groupby, zip_longest
 
 from accelerate_nb.sources.cells import added, kept
 
+# Magics whose text is the notebook's Python.
+CODE_MAGICS = frozenset({"time", "capture"})
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Edit:
@@ -129,9 +132,7 @@ def with_texts(node: ast.AST) -> Iterator[ast.AST]:
             yield from (ast.Name(word, ast.Store()) for word in texts[0].split() if word.isidentifier())
         if name == "accelerate" and texts[0].startswith("pull "):
             yield from (ast.Name(word, ast.Store()) for word in texts[0].split()[1:] if word.isidentifier())
-        is_code = name in {"time", "capture"} or (
-            name == "accelerate" and {"--local", "--also-here"} & {*texts[0].split()}
-        )
+        is_code = name in CODE_MAGICS or (name == "accelerate" and {"--local", "--also-here"} & {*texts[0].split()})
         with suppress(SyntaxError):
             yield from ast.parse(texts[-1]).body if is_code else ()
 

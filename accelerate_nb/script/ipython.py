@@ -1,8 +1,8 @@
 """IPython as a script has it: no front end, the script's own names and lines, and errors that are raised."""
 
-import ast
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -12,26 +12,19 @@ from IPython.core import page
 from IPython.core.builtin_trap import BuiltinTrap
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.utils.text import DollarFormatter
 from traitlets import Type
 from traitlets.config import Config
 
-from accelerate_nb.script.commands import expanded, system
-from accelerate_nb.script.top_level_await import wait
-
-# Magics below whose line stands code of the script.
-_OF_CODE = frozenset({"time", "capture"})
+from accelerate_nb.export.python_source import CODE_MAGICS
+from accelerate_nb.script.cells import wait
+from accelerate_nb.script.processes import system
 
 
 class ScriptCompiler(CachingCompiler):
     """Compiles the code below a magic as what it is, lines of the script."""
 
     file: str | None = None
-    above = 0
-
-    def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
-        """The statements, at their lines in the script."""
-        tree: Any = super().ast_parse(source, filename, symbol)
-        return ast.increment_lineno(tree, self.above)
 
     def __call__(self, source: Any, filename: str, symbol: str, *flags: Any) -> Any:
         """The code."""
@@ -57,15 +50,16 @@ class ScriptShell(InteractiveShell):
     def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
         """Run a cell magic; code below it is at its lines in the script."""
         compiler: Any = self.compile
-        kept = compiler.file, compiler.above
-        if magic_name in _OF_CODE:
-            compiler.file, compiler.above = self.frame.f_code.co_filename, self.frame.f_lineno
+        kept = compiler.file
+        if magic_name in CODE_MAGICS:
+            # comments take the places of the script's lines above
+            compiler.file, cell = self.frame.f_code.co_filename, "#\n" * self.frame.f_lineno + cell
         try:
             # as a cell of a notebook has it, so that what captures values is not replaced by the code's own trap
             with self.display_trap:
                 return super().run_cell_magic(magic_name, line, cell)  # type: ignore[no-untyped-call] # IPython's own
         finally:
-            compiler.file, compiler.above = kept
+            compiler.file = kept
 
     def run_cell(self, *arguments: Any, **options: Any) -> Any:
         """Run the code that a magic has been given, and raise what it raises."""
@@ -78,8 +72,10 @@ class ScriptShell(InteractiveShell):
         return self.frame.f_locals
 
     def var_expand(self, cmd: str, depth: int = 0, formatter: Any = None) -> str:
-        """A text with `{expression}` and `$name` replaced by values of the script."""
-        return expanded(cmd, {**self.user_ns, **self.frame.f_locals})
+        """A text with `{expression}` and `$name` replaced by values of the script; as it is, if one of them has none."""
+        with suppress(Exception):  # as IPython does, whatever the text raises
+            return str(DollarFormatter().vformat(cmd, (), {**self.user_ns, **self.frame.f_locals}))
+        return cmd
 
     def system(self, cmd: str) -> None:
         """Run a command of a magic as `!command` of the script does."""
@@ -101,7 +97,7 @@ class ScriptShell(InteractiveShell):
 
 
 @cache
-def script_shell() -> Any:
+def _script_shell() -> Any:
     """The shell of this script."""
     shell: Any = ScriptShell(config=Config({"HistoryManager": {"enabled": False}}))  # type: ignore[no-untyped-call] # IPython's own
     # nobody turns the pages of a script
@@ -111,3 +107,21 @@ def script_shell() -> Any:
     shell.last_execution_result = ExecutionResult(None)  # type: ignore[no-untyped-call] # IPython's own
     shell.loop_runner = wait
     return shell
+
+
+@contextmanager
+def shell_at(frame: FrameType) -> Iterator[Any]:
+    """The shell of this script, with the names of a frame, which `get_ipython` gives until the end of the block."""
+    shell, other = _script_shell(), InteractiveShell._instance
+    kept = shell.user_module, shell.user_ns, shell.frame
+    names = frame.f_globals
+    for history, first in (("_ih", [""]), ("_oh", {}), ("_dh", [Path.cwd()])):
+        names.setdefault(history, first)
+    try:
+        InteractiveShell._instance = shell
+        shell.user_module, shell.user_ns = shell.prepare_user_module(None, names)
+        shell.frame = frame
+        yield shell
+    finally:
+        shell.user_module, shell.user_ns, shell.frame = kept
+        InteractiveShell._instance = other

@@ -39,9 +39,7 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
     parser._negative_number_matcher = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")
     for option, texts in options.items():
         _add(parser, option, *texts)
-    negated = {f"--no{dash}{option}": _flag(option).replace("--", "--no-", 1) for option in options for dash in "-_"}
-    flags = negated | {f"--{option}": _flag(option) for option in options}
-    parsed, others = parser.parse_known_args([_dashed(word, flags) for word in words])
+    parsed, others = parser.parse_known_args([_dashed(word) for word in words])
     if others:
         word = others[0]
         if not word.startswith("-"):
@@ -54,11 +52,10 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
     return OptionValues(tuple(options), values)
 
 
-def _dashed(word: str, flags: Mapping[str, str]) -> str:
+def _dashed(word: str) -> str:
     """A word of the command line with its flag as it is declared: --batch_size is --batch-size too, and --list_ is --list."""
-    typed, equals, value = word.partition("=")
-    flag = flags.get(typed) or re.sub(r"^--\w[\w-]*", lambda found: found[0].replace("_", "-"), typed)
-    return f"{flag}{equals}{value}"
+    flag, equals, value = word.partition("=")
+    return f"{_flag(flag[2:])}{equals}{value}" if flag.startswith("--") else word
 
 
 def _flag(option: str) -> str:

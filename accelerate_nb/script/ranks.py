@@ -17,12 +17,12 @@ from accelerate_nb.config import magic_args
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.formats import flags
 from accelerate_nb.config.rank_lists import named
-from accelerate_nb.config.run_config import all_settings, resolve
+from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError, ScriptError
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
 from accelerate_nb.reports.text_format import counted
-from accelerate_nb.script.top_level_await import execute
+from accelerate_nb.script.cells import execute
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.memory_file import Bytes
 from accelerate_nb.transport.serializer import dump, dump_homeward, explain, load
@@ -51,10 +51,8 @@ def begin(file: str, **settings: Any) -> None:
     # Under plain `python` that is a launch of this very file, with which this process ends. In a launched process the
     # settings reach its `Accelerator`, where the launcher and the environment set nothing else. A file that was
     # imported does neither.
-    frame: FrameType | None = sys._getframe(1)
-    assert frame is not None
     # the children of a data loader import the script under another name
-    if frame.f_globals.get("__name__") != "__main__":
+    if sys._getframe(1).f_globals.get("__name__") != "__main__":
         return
     if not already_launched(os.environ):
         ipython = sys.modules.get("IPython")
@@ -67,18 +65,14 @@ def begin(file: str, **settings: Any) -> None:
             )
         # -W, -X, -O and their like: no public function gives them, and multiprocessing uses this one too
         options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        words = ["-m", "accelerate_nb", "launch", *flags(settings), os.path.abspath(file), *sys.argv[1:]]
+        sys.stdout.flush()
         # the same process goes on as the launch: its exit code and its signals are this one's
-        os.execv(sys.executable, [sys.executable, *options, *launch_words(file, sys.argv[1:], settings)])
-    known = {setting.name for setting in all_settings()}
+        os.execv(sys.executable, [sys.executable, *options, *words])
     # as in a file: the environment wins
-    config = resolve({}, os.environ, {name: value for name, value in settings.items() if name in known})
-    for name, value in {
-        **config.training.environ(),
-        **(config.launching.environ() if "cpu" in settings else {}),
-    }.items():
-        os.environ.setdefault(name, value)
+    config = resolve({}, os.environ, settings)
+    variables = config.training.environ() | (config.launching.environ() if "cpu" in settings else {})
+    os.environ.update({**variables, **os.environ})
     requested, size = settings.get("num_processes"), int(os.environ["WORLD_SIZE"])
     if requested not in {None, size} and os.environ["RANK"] == "0":
         print(
@@ -89,11 +83,6 @@ def begin(file: str, **settings: Any) -> None:
     ranks = ScriptRanks(int(os.environ["RANK"]), size)
     _current.set(ranks)
     ranks.open()
-
-
-def launch_words(file: str, arguments: list[str], settings: Mapping[str, Any]) -> list[str]:
-    """The arguments after `python` to launch a script with its own arguments."""
-    return ["-m", "accelerate_nb", "launch", *flags(settings), os.path.abspath(file), *arguments]
 
 
 # ----------------------------------------------------------------------------------------------------------------- cells
@@ -110,8 +99,7 @@ class ScriptRanks:
         self.main = ModuleType("__main__")
         self.is_busy = False
         self._script = sys.modules["__main__"]
-        self._has_session = False
-        # of the ranks, while the notebook's side draws in this process
+        # of the ranks, while the notebook's side draws in this process; none before their first cell
         self._states: RandomStates | None = None
         self._group: Any = None
 
@@ -150,10 +138,10 @@ class ScriptRanks:
         """Run a cell on ranks, whose lines begin below that of a frame of the script."""
         options, _ = magic_args.read_cell_line(flags_of_cell)
         ranks = magic_args.ranks_of(options.ranks, self.size)
-        file, above = frame.f_code.co_filename, frame.f_lineno
+        code = source, frame.f_code.co_filename, frame.f_lineno
         if options.local:
-            execute(source, file, above, frame.f_globals)
-        self._all("_run_cell", source, file, above, ranks)
+            execute(*code, frame.f_globals)
+        self._all("_run_cell", ranks, *code)
 
     def line(self, text: str, names: dict[str, Any]) -> Any:
         """Do what a line of `%accelerate` says, with the names of the script."""
@@ -173,7 +161,7 @@ class ScriptRanks:
                 "_run", *magic_args.evaluated_call(rest, names, "the script does not know. Define it first.")
             )
         elif command.word == "restart":
-            self._session()
+            self._all("_push", {})
         else:
             raise ConfigurationError(
                 f"%accelerate {command.word} was given in a script, which has no use for it. Leave it out."
@@ -182,9 +170,7 @@ class ScriptRanks:
 
     def everywhere(self, function: Callable[..., Result], *args: Any) -> Result:
         """Call a function in all processes, each with the notebook's random numbers."""
-        self._broadcast(self._packed("_call", function, args, current_random_states()))
-        with self._busy():
-            return function(*args)
+        return self._sent(lambda _: function(*args), "_call", function, args, current_random_states())
 
     def _pull(self, options: magic_args.PullOptions, wanted: Sequence[str], names: dict[str, Any]) -> None:
         if options.rank is not None and options.rank >= self.size:
@@ -203,25 +189,18 @@ class ScriptRanks:
 
     def _all(self, name: str, *args: Any) -> Any:
         """Have all processes call a method of this class; gives its result in this one."""
-        self._session()
-        return self._sent(name, *args)
+        if self._states is None:
+            self._sent(self._do, "_begin_session", current_random_states())
+        return self._sent(self._do, name, *args)
 
-    def _session(self) -> None:
-        if not self._has_session:
-            self._sent("_begin_session", current_random_states())
-
-    def _sent(self, name: str, *args: Any) -> Any:
+    def _sent(self, work: Callable[[list[Bytes]], Result], name: str, *args: Any) -> Result:
+        """Have the others call a method, and do some work in this process meanwhile; gives what the work returns."""
         entries = self._broadcast(self._packed(name, *args))
-        with self._busy():
-            return self._do(entries)
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        before, self.is_busy = self.is_busy, True
+        self.is_busy = True
         try:
-            yield
+            return work(entries)
         finally:
-            self.is_busy = before
+            self.is_busy = False
 
     # what each process does
 
@@ -233,13 +212,13 @@ class ScriptRanks:
 
     def _begin_session(self, states: RandomStates) -> None:
         """The ranks' variables are there, and they draw from where the notebook is."""
-        self._has_session, self._states = True, states
+        self._states = states
         if self.rank > 0:
             states.install()
         with self._as_rank():
             exec(compile(_NAMESPACE, "<accelerate_nb>", "exec"), vars(self.main))
 
-    def _run_cell(self, source: str, file: str, above: int, ranks: Sequence[int] | None) -> None:
+    def _run_cell(self, ranks: Sequence[int] | None, source: str, file: str, above: int) -> None:
         if ranks is None or self.rank in ranks:
             with self._as_rank():
                 execute(source, file, above, vars(self.main))
@@ -265,12 +244,8 @@ class ScriptRanks:
             return load(dump_homeward(value, frozenset(vars(self._script)))) if self.rank == 0 else None
 
     def _call(self, function: Callable[..., Any], args: Sequence[Any], states: RandomStates) -> None:
-        own = current_random_states(gpus=True)
-        states.install()
-        try:
+        with _drawing_from(states):
             function(*args)
-        finally:
-            own.install()
 
     @contextmanager
     def _as_rank(self) -> Iterator[None]:
@@ -278,15 +253,13 @@ class ScriptRanks:
         if self.rank > 0 or self._states is None:
             yield
             return
-        notebook = current_random_states(gpus=True)
-        self._states.install()
-        sys.modules["__main__"] = self.main
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = self._script
-            self._states = current_random_states(gpus=True)
-            notebook.install()
+        with _drawing_from(self._states):
+            sys.modules["__main__"] = self.main
+            try:
+                yield
+            finally:
+                sys.modules["__main__"] = self._script
+                self._states = current_random_states(gpus=True)
 
     # messages
 
@@ -306,19 +279,26 @@ class ScriptRanks:
         import torch
 
         # writable where it arrives: tensors are made on it
-        packed = pickle.dumps([bytearray(entry) for entry in entries], 5) if entries else b""
-        length = torch.tensor([len(packed)])
+        message = bytearray(pickle.dumps([bytearray(entry) for entry in entries], 5))
+        length = torch.tensor([len(message)])
         try:
             self._group.broadcast(length, source).wait(timeout)
-            if not length:
-                return []
-            message = bytearray(packed or int(length))
+            message = message if self.rank == source else bytearray(int(length))
             self._group.broadcast(torch.frombuffer(message, dtype=torch.uint8), source).wait(timeout)
         except RuntimeError as error:
             raise _ProcessGoneError("Another process of the script is gone; its own error gives the reason.") from error
-        if self.rank != source:
-            entries = pickle.loads(message)
-        return entries
+        return entries if self.rank == source else pickle.loads(message)
+
+
+@contextmanager
+def _drawing_from(states: RandomStates) -> Iterator[None]:
+    """Inside the block, this process draws from these states; its own go on afterwards."""
+    own = current_random_states(gpus=True)
+    states.install()
+    try:
+        yield
+    finally:
+        own.install()
 
 
 class _ProcessGoneError(ScriptError):

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
+from traceback import TracebackException
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from accelerate_nb.script.commands import expanded, once_on_machine, system
-from accelerate_nb.script.display import display, shown
-from accelerate_nb.script.error_locations import name_in_tracebacks
+from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.script.cells import display, shown, wait
 from accelerate_nb.script.options import parameters
+from accelerate_nb.script.processes import alike, once_on_machine, system
 from accelerate_nb.script.ranks import begin, current_ranks
-from accelerate_nb.script.shared_seed import alike
-from accelerate_nb.script.top_level_await import wait
+from accelerate_nb.sources.cells import cell_line, in_words, name_in_warnings
+from accelerate_nb.transport.spawned_processes import send_main_by_value
 
 if TYPE_CHECKING:
     from IPython.utils.text import SList
 
 __all__ = ["begin", "capture", "cell", "display", "line", "parameters", "run", "shown", "start", "wait"]
 
+_RUNTIME = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(_RUNTIME.rstrip(os.sep)) + os.sep
+# In these packages the functions of a script run cells.
+_RUNNERS = (f"{os.sep}asyncio{os.sep}", f"{os.sep}IPython{os.sep}")
 # Cell magics that give a text to a program or a file: one process of each machine does it.
 _ONCE = frozenset(("bash", "file", "perl", "pypy", "python", "python2", "python3", "ruby", "script", "sh", "writefile"))
 _KEEPS_OUTPUT = re.compile(r"--(out|err|proc)\b")
 
 
 def start(file: str) -> None:
-    """Let a script's errors name the notebook's cells, and its random numbers be those of its launch's other processes."""
-    name_in_tracebacks(file)
+    """From now on, warnings, and an exception that ends the script at `file`, name the notebook's cells and lines."""
+    # its random numbers become those of its launch's other processes, and, as in a notebook's ranks, loader workers and
+    # pools that start anew get functions without a name, too
+    send_main_by_value()
+    name_in_warnings()
+    before = sys.excepthook
+
+    def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(error_type, KeyboardInterrupt):
+            before(error_type, error, trace)
+            return
+        print(traceback_text(error, file), end="", file=sys.stderr)
+
+    sys.excepthook = hook
     alike(file)
 
 
@@ -39,16 +54,18 @@ def run(command: str) -> None:
     # in a launched script one process of each machine runs it while the others wait, in a %%accelerate cell each its
     # own
     frame = sys._getframe(1)
-    system(expanded(command, {**frame.f_globals, **frame.f_locals}), frame)
+    # IPython takes a third of a second to import, so it is for commands that may hold values
+    if {"{", "$"} & {*command}:
+        with _shell_at(frame) as shell:
+            command = shell.var_expand(command)
+    system(command, frame)
 
 
 def capture(command: str) -> SList:
     """Run a command as `x = !command` does, in every process: gives the lines that it prints, with `.n`, `.s` and `.l`."""
-    from IPython.utils.process import getoutput  # type: ignore[attr-defined] # IPython passes it on
-    from IPython.utils.text import SList
-
-    frame = sys._getframe(1)
-    return SList(getoutput(expanded(command, {**frame.f_globals, **frame.f_locals})).splitlines())
+    with _shell_at(sys._getframe(1)) as shell:
+        lines: SList = shell.getoutput(command)
+        return lines
 
 
 def line(name: str, text: str) -> Any:
@@ -76,23 +93,44 @@ def cell(name: str, text: str, cell: str) -> Any:
         return None
 
 
-@contextmanager
-def _shell_at(frame: FrameType) -> Iterator[Any]:
-    """The shell of this script, with the names of a frame, which `get_ipython` gives until the end of the block."""
-    from IPython.core.interactiveshell import InteractiveShell
+def _shell_at(frame: FrameType) -> Any:
+    from accelerate_nb.script.ipython import shell_at
 
-    from accelerate_nb.script.ipython import script_shell
+    return shell_at(frame)
 
-    shell, other = script_shell(), InteractiveShell._instance
-    kept = shell.user_module, shell.user_ns, shell.frame
-    names = frame.f_globals
-    for history, first in (("_ih", [""]), ("_oh", {}), ("_dh", [Path.cwd()])):
-        names.setdefault(history, first)
-    try:
-        InteractiveShell._instance = shell
-        shell.user_module, shell.user_ns = shell.prepare_user_module(None, names)
-        shell.frame = frame
-        yield shell
-    finally:
-        shell.user_module, shell.user_ns, shell.frame = kept
-        InteractiveShell._instance = other
+
+# ------------------------------------------------------------------------------------------------------------------- errors
+
+
+def traceback_text(error: BaseException, file: str) -> str:
+    """Python's text of an uncaught exception, with the cells and lines of the notebook in it."""
+    whole = TracebackException.from_exception(error)
+    # the exception, those that it came from, and those of a group
+    waiting = [whole]
+    while waiting:
+        item = waiting.pop()
+        _clean(item, file, ours=isinstance(error, AccelerateNbError))
+        others = (item.__cause__, item.__context__, *(getattr(item, "exceptions", None) or ()))
+        waiting += [other for other in others if other is not None]
+    return in_words("".join(whole.format()))
+
+
+def _clean(error: TracebackException, file: str, *, ours: bool) -> None:
+    """Leave out how the script came to call its cells, and this package, unless an error of another's began there."""
+    frames, kept = list(error.stack), []
+    raised_in_package = bool(frames) and frames[-1].filename.startswith(_PACKAGE) and not ours
+    in_runtime = False
+    for frame in frames:
+        # asyncio's and IPython's own frames stand below the functions that call them
+        is_runner = in_runtime and any(runner in frame.filename for runner in _RUNNERS)
+        in_runtime = is_runner or frame.filename.startswith(_RUNTIME)
+        if frame.filename == file:
+            is_left_out = cell_line(file, frame.lineno or 0) is None
+        else:
+            is_left_out = is_runner or frame.filename.startswith(_RUNTIME if raised_in_package else _PACKAGE)
+        if is_left_out:
+            continue
+        if frame.filename == file and frame.name.startswith("_cell_"):
+            frame.name = "<module>"
+        kept.append(frame)
+    error.stack[:] = kept or frames

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from accelerate_nb.script.error_locations import traceback_text
+from accelerate_nb.script.shell import traceback_text
 from tests.export.making import exported
 from tests.processes import python
 

@@ -1,11 +1,11 @@
-"""What a notebook shows is text outside of one, the same text that IPython writes."""
+"""What a notebook shows is text outside of one, the same text that IPython writes, and what it awaits runs on one loop."""
 
 import builtins
 import collections
 
 import pytest
 
-from accelerate_nb.script.display import display, shown, text_of
+from accelerate_nb.script.cells import display, shown, text_of
 from tests.processes import python
 
 
@@ -63,5 +63,28 @@ def test_where_something_else_shows_it_does(monkeypatch, capsys):
 
 
 def test_numbers_and_texts_need_no_ipython():
-    program = "import sys\nfrom accelerate_nb.script.display import shown\nshown([1, {'a': 2.5}])\nprint('IPython' in sys.modules)"
+    program = "import sys\nfrom accelerate_nb.script.cells import shown\nshown([1, {'a': 2.5}])\nprint('IPython' in sys.modules)"
     assert python("-c", program, check=True).stdout == "[1, {'a': 2.5}]\nFalse\n"
+
+
+def test_what_still_runs_at_the_end_is_cancelled_without_a_warning():
+    program = """
+import asyncio
+from accelerate_nb.script.cells import wait
+
+async def forever():
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("cancelled")
+
+async def cell():
+    global task
+    task = asyncio.create_task(forever())
+    await asyncio.sleep(0)
+
+wait(cell())
+print("the end")
+"""
+    done = python("-W", "error", "-c", program)
+    assert (done.stdout, done.stderr, done.returncode) == ("the end\ncancelled\n", "", 0)
