@@ -84,11 +84,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel the tasks that still run at the script's end, as `asyncio.run` does."""
     import asyncio
 
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.wait(tasks))
+    asyncio.runners._cancel_all_tasks(loop)  # type: ignore[attr-defined] # no public function does it
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 

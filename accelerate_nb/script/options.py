@@ -88,13 +88,11 @@ class _OptionParser(argparse.ArgumentParser):
     """Prints an error in one line, once, however many processes the script has."""
 
     def error(self, message: str) -> NoReturn:
-        if _speaks():
-            print(f"{self.prog}: {message}\n`{self.prog} --help` lists the options.", file=sys.stderr)
-        raise SystemExit(2)
+        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` lists the options.\n")
 
-    def print_help(self, file: Any = None) -> None:
-        if _speaks():
-            super().print_help(file)
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            super()._print_message(message, file)
 
 
 def _add(parser: argparse.ArgumentParser, name: str, kind: str, default: str, help_text: str) -> None:
@@ -129,7 +127,3 @@ def _reader(read: Callable[[str], Any], wanted: str, *, is_optional: bool) -> Ca
             raise argparse.ArgumentTypeError(f"{word!r} was given, and it takes {wanted}") from None
 
     return value
-
-
-def _speaks() -> bool:
-    return os.environ.get("RANK", "0") == "0"

@@ -12,7 +12,6 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from getopt import GetoptError, getopt
 from pathlib import Path
@@ -107,8 +106,13 @@ def once_on_machine(frame: FrameType, work: Callable[[], object]) -> None:
     if ranks_on_machine < 2 or current_ranks() is not None:
         work()
         return
+    import psutil
+
     at = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
-    path = _folder() / _key(at)
+    times, parent = _times.get(), psutil.Process(os.getppid())
+    times[at] += 1
+    # all processes of the launch on this machine have one parent, and no other launch has it, whatever its variables say
+    path = _folder() / launch_digest(os.environ, at, times[at], parent.pid, parent.create_time()).hex()
     # The operating system releases the lock of a process that ends, however it ends: no process waits for ever.
     with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -132,8 +136,7 @@ def once_on_machine(frame: FrameType, work: Callable[[], object]) -> None:
 def _folder() -> Path:
     """A folder that no other user can write to."""
     folder = Path(tempfile.gettempdir()) / f"accelerate-nb-once-{os.getuid()}"
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     # every user may write next to it, so it can also be another user's link
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
@@ -142,13 +145,3 @@ def _folder() -> Path:
             "your own."
         )
     return folder
-
-
-def _key(at: str) -> str:
-    """A name that the processes of one launch on this machine share, one for each time that they reach the line."""
-    import psutil
-
-    times = _times.get()
-    times[at] += 1
-    parent = psutil.Process(os.getppid())
-    return launch_digest(os.environ, at, times[at], parent.pid, parent.create_time()).hex()

@@ -26,17 +26,12 @@ from accelerate_nb.script.cells import execute
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.memory_file import Bytes
 from accelerate_nb.transport.serializer import dump, dump_homeward, explain, load
+from accelerate_nb.transport.session_tasks import NAMESPACE
 
 Result = TypeVar("Result")
 
-# The variables that the first cell finds.
-_NAMESPACE = """
-from accelerate_nb import Accelerator
-from accelerate_nb.script import shell as nb_shell
-from accelerate_nb.script.shell import display
-accelerator = Accelerator()
-rank, world_size, device = accelerator.process_index, accelerator.num_processes, accelerator.device
-"""
+# The names of a script that a cell of ranks may use, beside those of a session.
+_CALLS = "from accelerate_nb.script import shell as nb_shell\nfrom accelerate_nb.script.shell import display"
 # The notebook's side may work for as long between two cells.
 _TIMEOUT = timedelta(days=365)
 # How long the others may take to see that the script is over.
@@ -99,7 +94,7 @@ class ScriptRanks:
         self.main = ModuleType("__main__")
         self.is_busy = False
         self._script = sys.modules["__main__"]
-        # of the ranks, while the notebook's side draws in this process; none before their first cell
+        # of the ranks' cells, while others are this process's own; none before the first cell
         self._states: RandomStates | None = None
         self._group: Any = None
 
@@ -112,22 +107,17 @@ class ScriptRanks:
         if self.rank == 0:
             atexit.register(self._end)
             return
-        sys.modules["__main__"] = self.main
+        sys.modules["__main__"] = self._script = self.main
         self.is_busy = True
-        try:
-            while entries := self._broadcast([]):
-                self._do(entries)
-        except _ProcessGoneError:
-            # the first process has failed, which it reports itself, and the launcher ends this one
-            threading.Event().wait(_END.total_seconds())
-            sys.exit(1)
+        while entries := self._broadcast([]):
+            self._do(entries)
         self._group = None
         sys.exit(0)
 
     def _end(self) -> None:
         """The script is over; where it has failed, the launcher ends the others."""
         if not hasattr(sys, "last_type"):
-            with suppress(_ProcessGoneError):
+            with suppress(ScriptError):
                 self._broadcast([], timeout=_END)
         # its threads, which end here, let go of tensors after a broadcast, and a process aborts in which they do so at its very end
         self._group = None
@@ -157,9 +147,8 @@ class ScriptRanks:
             given, words = magic_args.read(rest, command.flags, "%accelerate pull")
             self._pull(magic_args.PullOptions(**given), magic_args.names_of(" ".join(words), "%accelerate pull"), names)
         elif command.word == "run":
-            return self._all(
-                "_run", *magic_args.evaluated_call(rest, names, "the script does not know. Define it first.")
-            )
+            call = magic_args.evaluated_call(rest, names, "the script does not know. Define it first.")
+            return self._all("_run", *call)
         elif command.word == "restart":
             self._all("_push", {})
         else:
@@ -178,12 +167,9 @@ class ScriptRanks:
                 f"--rank was given {options.rank}, and the session has the ranks {named(range(self.size))}. Choose among them."
             )
         ranks = range(self.size) if options.all else [options.rank or 0]
-        found = []
-        for rank, entries in zip(ranks, self._all("_give", tuple(wanted), tuple(ranks), frozenset(names)), strict=True):
-            error, values = load(entries)
-            if error is not None:
-                raise OperationError(f"Rank {rank} was to send {', '.join(wanted)}, but could not: {error}.")
-            found.append(values)
+        found = [load(entries) for entries in self._all("_give", tuple(wanted), tuple(ranks), frozenset(names))]
+        if failures := [item for item in found if isinstance(item, OperationError)]:
+            raise failures[0]
         for name in wanted:
             names[name] = [values[name] for values in found] if options.all else found[0][name]
 
@@ -213,10 +199,8 @@ class ScriptRanks:
     def _begin_session(self, states: RandomStates) -> None:
         """The ranks' variables are there, and they draw from where the notebook is."""
         self._states = states
-        if self.rank > 0:
-            states.install()
         with self._as_rank():
-            exec(compile(_NAMESPACE, "<accelerate_nb>", "exec"), vars(self.main))
+            exec(compile(NAMESPACE + _CALLS, "<accelerate_nb>", "exec"), vars(self.main))
 
     def _run_cell(self, ranks: Sequence[int] | None, source: str, file: str, above: int) -> None:
         if ranks is None or self.rank in ranks:
@@ -233,9 +217,10 @@ class ScriptRanks:
     def _values(self, names: Sequence[str], known: frozenset[str]) -> list[Bytes]:
         try:
             with self._as_rank():
-                return dump_homeward((None, {name: vars(self.main)[name] for name in names}), known)
+                return dump_homeward({name: vars(self.main)[name] for name in names}, known)
         except Exception as error:  # noqa: BLE001 - a pickler calls the user's code, and all processes wait for this one
-            return dump((f"{type(error).__name__}: {error}", None))
+            why = f"{type(error).__name__}: {error}"
+            return dump(OperationError(f"Rank {self.rank} was to send {', '.join(names)}, but could not: {why}."))
 
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._as_rank():
@@ -249,10 +234,8 @@ class ScriptRanks:
 
     @contextmanager
     def _as_rank(self) -> Iterator[None]:
-        """In the first process: the ranks' main module and random numbers take the places of the notebook's."""
-        if self.rank > 0 or self._states is None:
-            yield
-            return
+        """Inside the block, the ranks' main module and random numbers take the places of this process's own."""
+        assert self._states is not None
         with _drawing_from(self._states):
             sys.modules["__main__"] = self.main
             try:
@@ -268,9 +251,8 @@ class ScriptRanks:
         try:
             return dump((name, args, definitions), definitions)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
-            raise explain(
-                {f"argument {number}": value for number, value in enumerate(args)}, error, current_sources()
-            ) from None
+            values = {f"argument {number}": value for number, value in enumerate(args)}
+            raise explain(values, error, current_sources()) from None
 
     def _broadcast(self, entries: list[Bytes], source: int = 0, timeout: timedelta = _TIMEOUT) -> list[Bytes]:
         """A message of one process in all of them; an empty one says that the script is over."""
@@ -286,7 +268,11 @@ class ScriptRanks:
             message = message if self.rank == source else bytearray(int(length))
             self._group.broadcast(torch.frombuffer(message, dtype=torch.uint8), source).wait(timeout)
         except RuntimeError as error:
-            raise _ProcessGoneError("Another process of the script is gone; its own error gives the reason.") from error
+            if self.rank > 0:
+                # whoever is gone has failed, which it reports itself, and the launcher ends this process
+                threading.Event().wait(_END.total_seconds())
+                sys.exit(1)
+            raise ScriptError("Another process of the script is gone; its own error gives the reason.") from error
         return entries if self.rank == source else pickle.loads(message)
 
 
@@ -299,10 +285,6 @@ def _drawing_from(states: RandomStates) -> Iterator[None]:
         yield
     finally:
         own.install()
-
-
-class _ProcessGoneError(ScriptError):
-    """Another process has left the group."""
 
 
 _current: ContextVar[ScriptRanks | None] = ContextVar("accelerate_nb_script_ranks", default=None)

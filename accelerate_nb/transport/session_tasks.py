@@ -6,6 +6,13 @@ from typing import Any, TypeAlias
 
 from accelerate_nb.events.event_types import Failure
 
+# The variables that the first cell finds.
+NAMESPACE = """
+from accelerate_nb import Accelerator
+accelerator = Accelerator()
+rank, world_size, device = accelerator.process_index, accelerator.num_processes, accelerator.device
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class RunCell:

@@ -38,12 +38,6 @@ from accelerate_nb.worker import stdio
 from accelerate_nb.worker.control_channel import ControlChannel
 from accelerate_nb.worker.process_group_keys import begin_generation
 
-# The variables that the first cell finds.
-NAMESPACE = """
-from accelerate_nb import Accelerator
-accelerator = Accelerator()
-rank, world_size, device = accelerator.process_index, accelerator.num_processes, accelerator.device
-"""
 # How long an interrupt may take to be seen, before it is taken that the rank waits for others in compiled code.
 _TIMEOUT = 0.4
 # Where torch waits for other ranks: who fails there has left the groups in a state that nobody knows.
@@ -93,7 +87,7 @@ class TaskLoop:
         self._gone = 0
         sys.modules["__main__"] = self._main = ModuleType("__main__")
         self._shell = new_shell(self._main)
-        exec(compile(NAMESPACE, "<accelerate_nb>", "exec"), vars(self._main))
+        exec(compile(session_tasks.NAMESPACE, "<accelerate_nb>", "exec"), vars(self._main))
         channel.on(BeginTask, self.on_task)
         channel.on(InterruptTask, self.on_interrupt)
         # tasks that have come are done still
@@ -309,7 +303,7 @@ class DetachedCell:
         if not isinstance(main, ModuleType):
             main = sys.modules["__main__"] = ModuleType("__main__")
         shell = new_shell(main)
-        exec(compile(NAMESPACE, "<accelerate_nb>", "exec"), vars(main))
+        exec(compile(session_tasks.NAMESPACE, "<accelerate_nb>", "exec"), vars(main))
         vars(main).update(self.values)
         bundle, metadata, error = shell.run(self.cell)
         if error is not None and not is_no_failure(error):
