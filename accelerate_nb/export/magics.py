@@ -35,6 +35,11 @@ class PlainCell:
     left_out: bool = False
     on_ranks: tuple[Remark, ...] = ()
 
+    @property
+    def tree(self) -> ast.Module:
+        """Its statements; a cell that is left out has none."""
+        return ast.parse("" if self.left_out else self.source)
+
 
 # ------------------------------------------------------------------------------------- what is left out, and what is refused
 

@@ -39,7 +39,12 @@ def edited(source: str, edits: Iterable[Edit]) -> str:
     return b"\n".join(lines).decode()
 
 
-class ModuleNames(ast.NodeVisitor):
+# Statements whose body is no part of the cell's own run.
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+class ModuleNames:
     """The module's names that statements use while they run, without what runs only when a function of theirs is called."""
 
     # `bound`: given a value, or taken away; `read`: looked up; `called`: those of `read` that they call or decorate with
@@ -50,70 +55,40 @@ class ModuleNames(ast.NodeVisitor):
         self.called: set[str] = set()
         for node in nodes:
             for part in with_texts(node):
-                self.visit(part)
+                self._visit(part)
 
-    def visit_arguments(self, node: ast.arguments) -> None:
-        every = (*node.posonlyargs, *node.args, *node.kwonlyargs, node.vararg, node.kwarg)
-        # annotations are looked up with the definition, up to Python 3.13
-        annotations = (item.annotation for item in every if item is not None)
-        self._visit_all((*node.defaults, *node.kw_defaults, *annotations))
-
-    def _visit_all(self, nodes: Iterable[ast.AST | None]) -> None:
-        for node in nodes:
-            if node is not None:
-                self.visit(node)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self.visit(node.args)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self._visit_name_and_decorators(node)
-        self._visit_all([node.args, node.returns])
-
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - a name that `ast` calls
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._visit_name_and_decorators(node)
-        self._visit_all((*node.bases, *(keyword.value for keyword in node.keywords)))
-        # what its body binds is its own, so it hides nothing of the module: only names from outside are wanted here
-        inside = ModuleNames(node.body)
-        self.read |= inside.read - inside.bound
-        self.called |= inside.called - inside.bound
-
-    def _visit_name_and_decorators(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        self.bound.add(node.name)
-        self.called |= _names(node.decorator_list)
-        self._visit_all(node.decorator_list)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        self.called |= _names([node.func])
-        self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        (self.read if isinstance(node.ctx, ast.Load) else self.bound).add(node.id)
-
-    def visit_alias(self, node: ast.alias) -> None:
-        self.bound.add(node.asname or node.name.partition(".")[0])
-
-    def _visit_comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
-        # its targets are its own, unlike what `:=` binds anywhere in it, and the first values come from outside of it
-        inside = ModuleNames(())
-        inside.generic_visit(node)
-        targets = _names(item.target for item in node.generators)
-        self.read |= inside.read - targets
-        self.called |= inside.called - targets
-        self.bound |= inside.bound - targets
-        self.visit(node.generators[0].iter)
-
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_comprehension  # noqa: N815 - as above
-
-    def _visit_named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
-        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
-        if name is not None:
+    def _visit(self, node: ast.AST) -> None:
+        name = getattr(node, "rest", None) or getattr(node, "name", None)
+        if isinstance(node, ast.Name):
+            (self.read if isinstance(node.ctx, ast.Load) else self.bound).add(node.id)
+        elif isinstance(node, ast.alias):
+            self.bound.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(name, str):
+            # of a function, a class, an error that is handled, or a part of a pattern
             self.bound.add(name)
-        self.generic_visit(node)
+        self.called |= _names(
+            [*getattr(node, "decorator_list", ()), *([node.func] if isinstance(node, ast.Call) else ())]
+        )
+        if isinstance(node, _COMPREHENSIONS):
+            # its targets are its own, unlike what `:=` binds anywhere in it, and the first values come from outside of it
+            self._add(ast.iter_child_nodes(node), _names(item.target for item in node.generators))
+            self._visit(node.generators[0].iter)
+            return
+        later = [node.body] if isinstance(node, ast.Lambda) else node.body if isinstance(node, _LATER) else []
+        if isinstance(node, ast.ClassDef):
+            # what its body binds is its own, so it hides nothing of the module: only names from outside are wanted here
+            self._add(node.body, ModuleNames(node.body).bound)
+        for child in ast.iter_child_nodes(node):
+            # annotations are looked up with the definition, up to Python 3.13
+            if child not in later:
+                self._visit(child)
 
-    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _visit_named  # noqa: N815 - as above
+    def _add(self, nodes: Iterable[ast.AST], own: set[str]) -> None:
+        """Add the names of nodes that have names of their own."""
+        inside = ModuleNames(nodes)
+        self.bound |= inside.bound - own
+        self.read |= inside.read - own
+        self.called |= inside.called - own
 
 
 def _names(nodes: Iterable[ast.AST]) -> set[str]:
@@ -127,19 +102,19 @@ def with_texts(node: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(call, ast.Call) or ast.unparse(call.func) not in {"nb_shell.line", "nb_shell.cell"}:
             continue
         name, *texts = (str(part.value) if isinstance(part, ast.Constant) else "" for part in call.args)
-        if name == "capture":
-            # the name of what it captures
-            yield from (ast.Name(word, ast.Store()) for word in texts[0].split() if word.isidentifier())
-        if name == "accelerate" and texts[0].startswith("pull "):
-            yield from (ast.Name(word, ast.Store()) for word in texts[0].split()[1:] if word.isidentifier())
-        is_code = name in CODE_MAGICS or (name == "accelerate" and {"--local", "--also-here"} & {*texts[0].split()})
+        words = texts[0].split()
+        # the name of what it captures, and the names of what it fetches
+        given = words if name == "capture" else words[1:] if name == "accelerate" and words[:1] == ["pull"] else []
+        is_code = name in CODE_MAGICS or (name == "accelerate" and {"--local", "--also-here"} & {*words})
+        with suppress(SyntaxError):
+            yield from ast.parse("\n".join(f"{word} = None" for word in given if word.isidentifier())).body
         with suppress(SyntaxError):
             yield from ast.parse(texts[-1]).body if is_code else ()
 
 
-def mentioned(node: ast.AST) -> set[str]:
-    """Every name that is looked up anywhere in a statement, now or when a function of it is called."""
-    parts = (item for part in with_texts(node) for item in ast.walk(part))
+def mentioned(nodes: Iterable[ast.stmt]) -> set[str]:
+    """Every name that is looked up anywhere in statements, now or when a function of them is called."""
+    parts = (item for node in nodes for part in with_texts(node) for item in ast.walk(part))
     return {item.id for item in parts if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
 
 
@@ -230,7 +205,7 @@ class DefinitionFinder:
         self.guarded = (self.guarded | names.bound | changed) - (names.bound if defines else imported)
         for node in nodes:
             if isinstance(node, _LATER):
-                self._inside[node.name] = mentioned(node)
+                self._inside[node.name] = mentioned([node])
         return defines
 
     def _within(self, names: Iterable[str]) -> Iterator[str]:
@@ -289,17 +264,15 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
         yield from _parts(child)
 
 
-# Statements whose body is no part of the cell's own run.
-_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # They need a loop that runs, which a notebook always has.
 _NEEDS_LOOP = frozenset({"create_task", "ensure_future", "get_running_loop"})
 
 
 def is_async(nodes: Sequence[ast.stmt]) -> bool:
     """Whether these statements can only run where a loop does."""
-    code = compile(ast.Module(list(nodes), []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     now = (part for node in nodes if not isinstance(node, _LATER) for part in ast.walk(node))
     called = (ast.unparse(part.func).rpartition(".")[2] for part in now if isinstance(part, ast.Call))
+    code = compile(ast.Module(list(nodes), []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     return bool(code.co_flags & inspect.CO_COROUTINE) or any(name in _NEEDS_LOOP for name in called)
 
 

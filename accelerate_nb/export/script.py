@@ -66,28 +66,12 @@ def as_script(notebook: Notebook, *, keep_installs: bool = False) -> ExportedScr
             position = table(text.split("\n")).get(error.lineno or 0, f"{name}, line {error.lineno} of the script")
             wrong = f"{error.msg}: `{(error.text or '').strip()}`"
             raise ExportError(f"{position}: {wrong}. A script can't hold this.") from None
-        parameters = next((item.parameters for item in translation.cells.values() if item.parameters), ())
-        return ExportedScript(text, tuple(_described(name, translation.notes())), parameters)
+        return ExportedScript(text, tuple(_described(name, translation.notes())), translation.parameters)
 
 
 def _described(name: str, remarks: Iterable[tuple[int, Remark]]) -> Iterator[str]:
     for number, remark in remarks:
         yield f"{name}, cell {number}, line {remark.line}: {remark.text}"
-
-
-@dataclass(frozen=True, slots=True)
-class TranslatedCell:
-    """A code cell in plain Python, with as many lines; a cell that is left out is text, and parses as nothing."""
-
-    cell: NotebookCell
-    plain: PlainCell
-    futures: tuple[str, ...] = ()
-    parameters: tuple[Parameter, ...] = ()
-
-    @property
-    def tree(self) -> ast.Module:
-        """Its statements."""
-        return ast.parse("" if self.plain.left_out else self.plain.source)
 
 
 class NotebookTranslation:
@@ -96,22 +80,40 @@ class NotebookTranslation:
     # `cells` are the code cells by number, `session` the settings of %%accelerate cells; `None` where there are none
 
     def __init__(self, name: str, cells: Sequence[NotebookCell], *, keep_installs: bool = False) -> None:
-        self._name = name
-        self._all_cells = cells
+        self._name, self._all_cells, self._keep_installs = name, cells, keep_installs
         self._definitions = python_source.DefinitionFinder()
-        self.cells = {cell.number: _translated(cell, keep_installs) for cell in cells if cell.number is not None}
+        self._futures: dict[str, None] = {}
+        self.parameters: tuple[Parameter, ...] = ()
+        self.cells = {cell.number: self._translated(cell) for cell in cells if cell.number is not None}
         self.session, self._session_problems = _session_of(self.cells)
+
+    def _translated(self, cell: NotebookCell) -> PlainCell:
+        """A code cell in plain Python, with as many lines; its imports from the future and its parameters are kept apart."""
+        if RAISES in cell.tags:
+            note = Remark(1, f"the cell was left out: it is tagged `{RAISES}`, and would end the script.")
+            return PlainCell(cell.source, notes=(note,), left_out=True)
+        found = plain(cell.source, keep_installs=self._keep_installs)
+        if found.left_out or found.problems:
+            return found
+        source, futures = python_source.hoisted(found.source)
+        if problems := tuple(wrong_python(source)):
+            return replace(found, problems=problems)
+        self._futures.update(dict.fromkeys(futures))
+        source = python_source.with_global_annotations(source)
+        if TAG in cell.tags:
+            self.parameters, problems = parameters_of(source)
+        return replace(found, source=source, problems=problems)
 
     def notes(self) -> list[tuple[int, Remark]]:
         """Notes for the user, with the numbers of the cells, in the order of the lines."""
-        found = [(number, note) for number, cell in self.cells.items() for note in cell.plain.notes]
+        found = [(number, note) for number, cell in self.cells.items() for note in cell.notes]
         found += self._launchers_of_accelerate()
         return sorted(found, key=lambda item: (item[0], item[1].line))
 
     def _launchers_of_accelerate(self) -> Iterator[tuple[int, Remark]]:
         """Hugging Face's own `notebook_launcher`, which starts processes in each process of a launcher."""
         for number, item in self.cells.items():
-            for node in ast.walk(item.tree) if _LAUNCHER in item.plain.source else ():
+            for node in ast.walk(item.tree) if _LAUNCHER in item.source else ():
                 if not isinstance(node, ast.ImportFrom) or node.module not in {"accelerate", "accelerate.launchers"}:
                     continue
                 if any(name.name == _LAUNCHER for name in node.names):
@@ -119,8 +121,8 @@ class NotebookTranslation:
 
     def problems(self) -> list[tuple[int, Remark]]:
         """Problems that prevent an export, with the numbers of the cells, in the order of the lines."""
-        found = [(number, problem) for number, cell in self.cells.items() for problem in cell.plain.problems]
-        tagged = [number for number, cell in self.cells.items() if TAG in cell.cell.tags]
+        found = [(number, problem) for number, cell in self.cells.items() for problem in cell.problems]
+        tagged = [cell.number for cell in self._all_cells if cell.number is not None and TAG in cell.tags]
         second = "is tagged `parameters` already; a script has its options from one cell."
         found += [(number, Remark(1, f"cell {tagged[0]} {second}")) for number in tagged[1:]]
         found += [*self._session_problems, *self._names_of_ipython()]
@@ -128,10 +130,10 @@ class NotebookTranslation:
 
     def _names_of_ipython(self) -> Iterator[tuple[int, Remark]]:
         """What only IPython knows, and no cell defines: its past results, and magics that read like Python."""
-        sound = [(number, item, item.tree.body) for number, item in self.cells.items() if not item.plain.problems]
+        sound = [(number, item, item.tree.body) for number, item in self.cells.items() if not item.problems]
         defined = {name for _, _, body in sound for name in python_source.ModuleNames(body).bound}
         # a file that %run runs may define anything
-        is_open = "*" in defined or any('nb_shell.line("run"' in item.plain.source for _, item, _ in sound)
+        is_open = "*" in defined or any('nb_shell.line("run"' in item.source for _, item, _ in sound)
         for number, item, body in sound:
             read = python_source.ModuleNames(body).read - defined
             lines: dict[str, int] = {}
@@ -144,11 +146,11 @@ class NotebookTranslation:
                 text = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed."
                 yield number, Remark(line, text)
             # a cell of `ls -la` is a difference to Python, and a magic to IPython while nothing is called `ls`
-            source = item.plain.source.strip()
+            source = item.source.strip()
             word = re.split(r"[^\w.]", source, maxsplit=1)[0]
             is_magic = word in MAGICS & read and "\n" not in source
             if is_magic and not is_open and not hasattr(builtins, word):
-                line = item.plain.source[: item.plain.source.index(source)].count("\n") + 1
+                line = item.source[: item.source.index(source)].count("\n") + 1
                 yield number, Remark(line, f"nothing is called `{word}`, so it is a magic: write `%{source}`.")
 
     def text(self) -> str:
@@ -174,15 +176,15 @@ class NotebookTranslation:
     def _beginning(self) -> Iterator[str]:
         """The lines above the first cell that are none of the notebook's."""
         cells = self.cells.values()
-        if futures := {name: None for cell in cells for name in cell.futures}:
-            yield f"from __future__ import {', '.join(futures)}"
-        if any("get_ipython" in python_source.mentioned(cell.tree) for cell in cells):
+        if self._futures:
+            yield f"from __future__ import {', '.join(self._futures)}"
+        if any("get_ipython" in python_source.mentioned(cell.tree.body) for cell in cells):
             # gives None where there is no notebook, as the notebook's own does not
             yield "from IPython import get_ipython"
         yield "from accelerate_nb.script import shell as nb_shell"
-        if any("display" in python_source.mentioned(cell.tree) for cell in cells):
+        if any("display" in python_source.mentioned(cell.tree.body) for cell in cells):
             yield "from accelerate_nb.script.shell import display"
-        if options := [option for cell in cells for option in cell.parameters]:
+        if self.parameters:
             # a wrong option is an error before the script begins, and in the processes that import it for its data loaders
             headings = (_HEADING.search(cell.source) for cell in self._all_cells if cell.kind == "markdown")
             title = next((found[1] for found in headings if found), self._name)
@@ -190,7 +192,7 @@ class NotebookTranslation:
             yield f"{python_source.INDENT}__name__, __file__, {title!r},"
             yield from (
                 f"{python_source.INDENT}{item.name}=({item.type!r}, {item.default!r}, {item.help!r}),"
-                for item in options
+                for item in self.parameters
             )
             yield ")"
         yield python_source.GUARD
@@ -204,19 +206,20 @@ class NotebookTranslation:
             yield from ("", marker(self._name, None), *_commented(cell.source))
         elif cell.number is not None:
             item = self.cells[cell.number]
-            source = item.plain.source
+            source = item.source
             yield from ("", marker(self._name, cell.number))
-            if item.plain.left_out:
+            if item.left_out:
                 yield from _commented(source)
                 return
-            if (result := python_source.result_of(source, item.cell.source)) is not None:
+            if (result := python_source.result_of(source, cell.source)) is not None:
                 # `shown(a, b)` would be two arguments
                 opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
                 source = python_source.edited(source, python_source.around(result, f"nb_shell.shown{opening}", closing))
             yield from python_source.guarded(source, cell.number, self._definitions, shown=result is not None)
-            if names := ", ".join(parameter.name for parameter in item.parameters):
+            if self.parameters and TAG in cell.tags:
                 # the names of the `parameters` cell get the values of the options
-                comma = "," if len(item.parameters) == 1 else ""
+                names = ", ".join(parameter.name for parameter in self.parameters)
+                comma = "," if len(self.parameters) == 1 else ""
                 yield added(f"{names}{comma} = nb_options.instead_of({names})")
 
 
@@ -224,28 +227,13 @@ def _commented(text: str) -> Iterator[str]:
     return (f"# {line}".rstrip() for line in text.split("\n"))
 
 
-def _translated(cell: NotebookCell, keep_installs: bool) -> TranslatedCell:
-    if RAISES in cell.tags:
-        note = Remark(1, f"the cell was left out: it is tagged `{RAISES}`, and would end the script.")
-        return TranslatedCell(cell, PlainCell(cell.source, notes=(note,), left_out=True))
-    found = plain(cell.source, keep_installs=keep_installs)
-    if found.left_out or found.problems:
-        return TranslatedCell(cell, found)
-    source, futures = python_source.hoisted(found.source)
-    if problems := tuple(wrong_python(source)):
-        return TranslatedCell(cell, replace(found, problems=problems))
-    source = python_source.with_global_annotations(source)
-    options, problems = parameters_of(source) if TAG in cell.tags else ((), ())
-    return TranslatedCell(cell, replace(found, source=source, problems=problems), futures, options)
-
-
-def _session_of(cells: Mapping[int, TranslatedCell]) -> tuple[dict[str, Any] | None, tuple[tuple[int, Remark], ...]]:
+def _session_of(cells: Mapping[int, PlainCell]) -> tuple[dict[str, Any] | None, tuple[tuple[int, Remark], ...]]:
     """The settings of the session that cells request, one after the other, and what a script's processes can't be."""
     settings: dict[str, Any] | None = None
     defaults = {setting.name: setting.default for setting in all_settings()}
     stopped: tuple[int, int] | None = None
     problems: list[tuple[int, Remark]] = []
-    for number, line in ((number, line) for number, cell in cells.items() for line in cell.plain.on_ranks):
+    for number, line in ((number, line) for number, cell in cells.items() for line in cell.on_ranks):
         if line.text.startswith("%%"):
             options, given = read_cell_line(line.text[2:])
             restarts, ranks = options.restart, options.ranks
