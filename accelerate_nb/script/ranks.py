@@ -157,10 +157,6 @@ class ScriptRanks:
             )
         return None
 
-    def everywhere(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Call a function in all processes, each with the notebook's random numbers."""
-        return self._sent(lambda _: function(*args), "_call", function, args, current_random_states())
-
     def _pull(self, options: magic_args.PullOptions, wanted: Sequence[str], names: dict[str, Any]) -> None:
         if options.rank is not None and options.rank >= self.size:
             raise ConfigurationError(
@@ -176,10 +172,10 @@ class ScriptRanks:
     def _all(self, name: str, *args: Any) -> Any:
         """Have all processes call a method of this class; gives its result in this one."""
         if self._states is None:
-            self._sent(self._do, "_begin_session", current_random_states())
-        return self._sent(self._do, name, *args)
+            self.send(self._do, "_begin_session", current_random_states())
+        return self.send(self._do, name, *args)
 
-    def _sent(self, work: Callable[[list[Bytes]], Result], name: str, *args: Any) -> Result:
+    def send(self, work: Callable[[list[Bytes]], Result], name: str, *args: Any) -> Result:
         """Have the others call a method, and do some work in this process meanwhile; gives what the work returns."""
         entries = self._broadcast(self._packed(name, *args))
         self.is_busy = True
@@ -299,4 +295,6 @@ def everywhere(function: Callable[..., Result], *args: Any) -> Result:
     """A function's result in this process: in a script whose other processes wait for cells, they call the function too."""
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     ranks = _current.get()
-    return function(*args) if ranks is None or ranks.is_busy or ranks.size == 1 else ranks.everywhere(function, *args)
+    if ranks is None or ranks.is_busy or ranks.size == 1:
+        return function(*args)
+    return ranks.send(lambda _: function(*args), "_call", function, args, current_random_states())

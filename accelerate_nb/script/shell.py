@@ -51,8 +51,6 @@ def start(file: str) -> None:
 
 def run(command: str) -> None:
     """Run a command in a shell, as `!command` does: whatever it prints is shown, and a failure is no error."""
-    # in a launched script one process of each machine runs it while the others wait, in a %%accelerate cell each its
-    # own
     frame = sys._getframe(1)
     # IPython takes a third of a second to import, so it is for commands that may hold values
     if {"{", "$"} & {*command}:
@@ -79,8 +77,6 @@ def line(name: str, text: str) -> Any:
 
 def cell(name: str, text: str, cell: str) -> Any:
     """Run a cell magic, with the text of its own line and the lines below it."""
-    # what gives a text to a program or a file is done by one process of each machine, and in a %%accelerate cell by
-    # each
     frame, ranks = sys._getframe(1), current_ranks()
     if name == "accelerate" and ranks is not None:
         ranks.cell(text, cell, frame)
