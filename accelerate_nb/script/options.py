@@ -55,7 +55,7 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
 def _dashed(word: str) -> str:
     """A word of the command line with its flag as it is declared: --batch_size is --batch-size too, and --list_ is --list."""
     flag, equals, value = word.partition("=")
-    return f"{_flag(flag[2:])}{equals}{value}" if flag.startswith("--") else word
+    return f"{_flag(re.sub('-_+', '-', flag[2:]))}{equals}{value}" if flag.startswith("--") else word
 
 
 def _flag(option: str) -> str:

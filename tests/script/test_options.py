@@ -20,6 +20,7 @@ OPTIONS = {
     "flags": ("list[bool] | None", "None", ""),
     "filter_": ("str", "''", ""),
     "print_": ("bool", "True", ""),
+    "_debug": ("bool", "True", ""),
 }
 
 
@@ -63,6 +64,7 @@ def option_values(monkeypatch: pytest.MonkeyPatch, *words: str, name: str = "__m
         ("--filter_=a_b", {"filter_": "a_b"}),
         ("--no-print_", {"print_": False}),
         ("--no_print_", {"print_": False}),
+        ("--no-_debug", {"_debug": False}),
     ],
 )
 def test_options_have_their_types(monkeypatch, words, found):
