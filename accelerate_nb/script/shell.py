@@ -24,8 +24,8 @@ __all__ = ["begin", "capture", "cell", "display", "line", "parameters", "run", "
 
 _RUNTIME = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(_RUNTIME.rstrip(os.sep)) + os.sep
-# In these packages the functions of a script run cells.
-_RUNNERS = (f"{os.sep}asyncio{os.sep}", f"{os.sep}IPython{os.sep}")
+# In these files the functions of a script run cells; IPython 7 calls magics by way of `decorator`.
+_RUNNERS = tuple(f"{os.sep}{name}" for name in (f"asyncio{os.sep}", "nest_asyncio.py", f"IPython{os.sep}", "decorator"))
 # Cell magics that give a text to a program or a file: one process of each machine does it.
 _ONCE = frozenset(("bash", "file", "perl", "pypy", "python", "python2", "python3", "ruby", "script", "sh", "writefile"))
 _KEEPS_OUTPUT = re.compile(r"--(out|err|proc)\b")
@@ -126,7 +126,7 @@ def _clean(error: TracebackException, file: str, *, ours: bool) -> None:
             is_left_out = is_runner or frame.filename.startswith(_RUNTIME if raised_in_package else _PACKAGE)
         if is_left_out:
             continue
-        if frame.filename == file and frame.name.startswith("_cell_"):
+        if frame.filename == file and frame.name.startswith(("_cell_", "<cell line")):
             frame.name = "<module>"
         kept.append(frame)
     error.stack[:] = kept or frames
