@@ -168,7 +168,9 @@ def resolved_host(host: str) -> list[str]:
 
 
 def probe_connection(sock: socket.socket) -> None:
-    """Have the system end a connection whose other machine is off or cut off, within 4 seconds."""
+    """Have a new connection wait without a limit, and the system end it within 4 seconds where its other machine is off or cut off."""
+    # whatever `socket.setdefaulttimeout` has
+    sock.settimeout(None)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probes = {"TCP_KEEPIDLE": 1, "TCP_KEEPALIVE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 4000}
     for name, value in probes.items():

@@ -77,7 +77,6 @@ class NodeExchange:
     def joined(cls, host: str, port: int, timeout: float) -> NodeExchange:
         """That of the node which listens there; raises `OSError` where none does, and `LaunchError` for another release."""
         sock = socket.create_connection((host, port), timeout)
-        sock.settimeout(None)
         node_network.probe_connection(sock)
         exchange = cls(sock=sock, address=str(sock.getsockname()[0]))
         exchange.host = str(sock.getpeername()[0])

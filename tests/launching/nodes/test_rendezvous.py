@@ -149,6 +149,16 @@ def test_a_node_that_came_and_went_is_waited_for_again() -> None:
         left(meeting.nodes, *(member.result() for member in members))
 
 
+def test_nodes_meet_whatever_timeout_the_notebook_has_for_new_sockets() -> None:
+    socket.setdefaulttimeout(0.3)
+    try:
+        with host(num_nodes=3) as meeting, ThreadPoolExecutor(2) as threads:
+            members = [*threads.map(lambda rank: meeting.join(node_rank=rank, timeout=10.0), (1, 2))]
+            left(meeting.nodes, *members)
+    finally:
+        socket.setdefaulttimeout(None)
+
+
 C10D = {"rdzv_backend": "c10d", "rdzv_conf": {"last_call_timeout": 0.5}}
 
 
