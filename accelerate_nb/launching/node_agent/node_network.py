@@ -57,7 +57,7 @@ class NodeNetwork:
         """Listen on the interface that routes to the peers, in place of a socket from before."""
         self.close()
         addresses = interface_addresses()
-        named = [os.environ.get(variable, "").partition(",")[0].lstrip("=^") for variable in INTERFACE_VARIABLES]
+        named = [os.environ.get(variable, "").partition(",")[0].lstrip("=") for variable in INTERFACE_VARIABLES]
         chosen = next((addresses[name][0] for name in named if addresses.get(name)), "")
         far = next((peer for peer in request.peers if not is_loopback(peer)), None)
         host = chosen or (far and _route_to(far)) or self.address

@@ -4,8 +4,9 @@ import pytest
 from msgspec import structs
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.node_agent.node_network import check_versions
-from accelerate_nb.transport.messages import NodeFacts
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork, check_versions
+from accelerate_nb.transport.messages import ListenToPeers, NodeFacts
+from accelerate_nb.transport.worker_spec import LOOPBACK_INTERFACE
 
 HERE = NodeFacts("h", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cpu", "CPU", 0, 8, 0.0)
 
@@ -26,3 +27,13 @@ def test_another_version_is_refused_with_the_versions_of_all(change: dict[str, s
     assert "b has other versions" in head
     assert cell in rows["b (differs)"]
     assert {"this process", "a", "b (differs)"} <= rows.keys()
+
+
+@pytest.mark.parametrize(("named", "host"), [("=", "127.0.0.1"), ("^", "127.0.0.2")])
+def test_a_node_listens_on_the_interface_that_is_named_and_not_for_one_that_is_excluded(
+    monkeypatch: pytest.MonkeyPatch, named: str, host: str
+) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", f"{named}{LOOPBACK_INTERFACE},docker0")
+    network = NodeNetwork("127.0.0.2")
+    assert network.listen(ListenToPeers(0, ())).host == host
+    network.close()
