@@ -25,7 +25,7 @@ from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
-from accelerate_nb.events.event_types import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
+from accelerate_nb.events.event_types import DeviceSample, LogLine, MemoryUse, Metric, Progress, StepBreakdown
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.engines.supervisor import cool, supervised_workers, warm
@@ -135,13 +135,25 @@ class ReportSender:
         if self._between > BETWEEN_SENDS:
             reports = _joined(reports)
         if reports:
-            # where the other end has gone, that ends the loop
-            self._channel.try_send(
-                reports[0]
-                if len(reports) == 1
-                else messages.RankReports(cast("tuple[messages.RankReport, ...]", tuple(reports)))
-            )
+            self._send(reports)
             self._next = self._clock() + self._between
+
+    def _send(self, reports: Sequence[messages.Message]) -> None:
+        """Send reports in one message or, where that is too long, in one each; a line stands for a report that is too long itself."""
+        report = reports[0]
+        if len(reports) > 1:
+            report = messages.RankReports(cast("tuple[messages.RankReport, ...]", tuple(reports)))
+        try:
+            # where the other end has gone, that ends the loop
+            self._channel.try_send(report)
+        except ProtocolError as error:
+            if len(reports) > 1:
+                for part in reports:
+                    self._send([part])
+            elif isinstance(report, messages.NumberedReport):
+                text = f"… left out here: {error}"
+                line = LogLine(report.rank, "stdout", text, time.time(), meaning="warning")
+                self._send([messages.RankOutput(report.rank, report.number, f"{text}\n".encode(), (line,))])
 
 
 def _joined(reports: Sequence[messages.Message]) -> list[messages.Message]:

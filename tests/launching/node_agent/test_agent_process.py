@@ -34,7 +34,7 @@ class Ends:
     def __init__(self) -> None:
         near, far = socket.socketpair()
         far.setblocking(False)
-        self.near, self.far = Channel(near), Channel(far)
+        self.near, self.far = Channel(near, 2000), Channel(far)
         self.now = 100.0
         self.sender = ReportSender(self.near, lambda: self.now)
 
@@ -82,6 +82,15 @@ def test_a_state_goes_at_once_after_what_came_before_it(ends: Ends) -> None:
     assert ends.came() == [[output(0)], [output(1), state(2)]]
     ends.sender.flush()
     assert ends.came() == []
+
+
+def test_a_line_stands_for_a_report_that_is_longer_than_a_message_may_be(ends: Ends) -> None:
+    for report in (output(0), output(1, "x" * 2000), state(2)):
+        ends.sender.send(report)
+    (first,), (second,), (third,) = ends.came()
+    assert (first, third) == (output(0), state(2))
+    assert isinstance(second, messages.RankOutput)
+    assert b"left out here: a message of 4" in second.raw
 
 
 def test_a_report_with_a_file_goes_by_itself_after_what_came_before_it(ends: Ends) -> None:
