@@ -247,6 +247,9 @@ class LaunchedNodes(Nodes):
 
     def on_stop_elsewhere(self, request_stop: Callable[[Stop], None]) -> None:
         self._on_stop = request_stop
+        # while this node still packed its payload
+        if self._stop is not None:
+            request_stop(self._stop)
 
     def variables(self) -> dict[str, str]:
         return node_network.interface_variables(node_network.interface_of(self._exchange.address), os.environ)

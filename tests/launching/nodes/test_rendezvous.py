@@ -261,6 +261,17 @@ def test_a_node_carries_out_no_code_of_another_one_and_the_end_leaves_no_thread(
     assert set(threading.enumerate()) <= before
 
 
+def test_a_stop_of_another_node_holds_also_where_it_came_before_this_one_s_run_was_made() -> None:
+    with host() as meeting:
+        member = meeting.join()
+        member.stop("interrupt")
+        until(lambda: meeting.nodes._stop)
+        stops: list[str] = []
+        meeting.nodes.on_stop_elsewhere(stops.append)
+        assert stops == ["interrupt"]
+        left(member, meeting.nodes)
+
+
 @pytest.mark.parametrize(
     ("settings", "endpoint", "node_rank"),
     [
