@@ -261,12 +261,19 @@ def check_reach(nodes: Sequence[RequestedNode], endpoints: Sequence[messages.Pee
         )
 
 
-def of_all(call: Callable[..., Result], items: Sequence[object]) -> list[Result]:
+def of_all(
+    call: Callable[..., Result], items: Sequence[object], cancel: Callable[[], object] = lambda: None
+) -> list[Result]:
     """The results of a call for each item, made at the same time; raises the first error, once all have ended."""
     if len(items) == 1:
         return [call(items[0])]
     with ThreadPoolExecutor(len(items), "accelerate_nb node") as threads:
-        return list(threads.map(call, items))
+        try:
+            return list(threads.map(call, items))
+        except KeyboardInterrupt:
+            # the calls end, which would be waited for
+            cancel()
+            raise
 
 
 def check_versions(here: messages.NodeFacts, nodes: Mapping[str, messages.NodeFacts]) -> None:

@@ -355,8 +355,15 @@ _pool: ContextVar[_NodePool] = ContextVar("accelerate_nb_nodes", default=_NodePo
 def lease(engine: NodeEngine, names: Sequence[str]) -> tuple[NodeConnection, ...]:
     """The connections to these nodes, the caller's until they are released; raises `LaunchError` where one can't be reached."""
     found: list[NodeConnection] = []
+    new: list[NodeConnection] = []
+
+    def cancel() -> None:
+        for connection in new:
+            if not connection.is_open:
+                connection.channel.shutdown()
+
     try:
-        _ = of_all(lambda name: found.append(_connection(engine, name)), names)
+        _ = of_all(lambda name: found.append(_connection(engine, name, new)), names, cancel)
     except BaseException:
         for connection in found:
             release(connection, is_usable=True)
@@ -447,7 +454,8 @@ def close_nodes() -> None:
 atexit.register(close_nodes)
 
 
-def _connection(engine: NodeEngine, name: str) -> NodeConnection:
+def _connection(engine: NodeEngine, name: str, new: list[NodeConnection]) -> NodeConnection:
+    """A connection to a node, in the list too where it is a new one that is opened."""
     while (idle := _pool.get().take(engine, name)) is not None:
         try:
             idle.refresh()
@@ -457,6 +465,7 @@ def _connection(engine: NodeEngine, name: str) -> NodeConnection:
         else:
             return idle
     connection = NodeConnection(engine, name)
+    new.append(connection)
     try:
         connection.open()
     except BaseException:

@@ -1,5 +1,7 @@
 """Agents that no run uses stay through an interrupt, and are ended together."""
 
+import os
+import signal
 import socket
 import struct
 import subprocess
@@ -99,3 +101,23 @@ def test_an_interrupt_while_agents_are_looked_for_ends_those_alone_whose_reply_i
     assert node_pool.idle_nodes(engine) == ["a"]
     assert connections[1].channel.is_closed
     node_pool.close_nodes()
+
+
+@pytest.mark.timeout(40)
+def test_an_interrupt_while_hosts_do_not_reply_ends_the_wait_for_them() -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    engine = Placed(tuple((name, PlacedAgent(Channel(near))) for name, (near, _) in zip("ab", pairs, strict=True)))
+
+    def interrupt() -> None:
+        for _, far in pairs:
+            assert far.recv(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    # a minute goes by without a reply else
+    with pytest.raises(KeyboardInterrupt):
+        node_pool.lease(engine, ["a", "b"])
+    thread.join()
+    for _, far in pairs:
+        far.close()
