@@ -287,9 +287,7 @@ class HostNodes(LaunchedNodes):
                     return
                 self._waiting[number] = request
                 if self.roster.names:
-                    late = "in which this node takes part when it starts again"
-                    why = late if self._may_grow else "of which all nodes have come already"
-                    self._exchange.post(messages.ShowText(f"a run is under way there, {why}"), number)
+                    self._put_off(number)
             case messages.NodeReady(attempt):
                 self._ready[number] = attempt
         super()._on_message(entry, message)
@@ -304,14 +302,21 @@ class HostNodes(LaunchedNodes):
     def _may_grow(self) -> bool:
         return self._settings.min_nodes is not None and not self._mesh
 
+    def _put_off(self, number: int) -> None:
+        """Have a node know for what it waits."""
+        late = "in which this node takes part when it starts again"
+        why = late if self._may_grow else "of which all nodes have come already"
+        self._exchange.post(messages.ShowText(f"a run is under way there, {why}"), number)
+
     def _admit(self) -> None:
         """Have those that wait take part, as far as there is a place."""
         for number, request in list(self._waiting.items()):
             taken = {rank: other for other, (rank, _) in self._members.items()}
             rank = request.node_rank if request.node_rank is not None else next(iter(self._free), None)
-            del self._waiting[number]
             if rank is None:
+                self._put_off(number)
                 continue
+            del self._waiting[number]
             if rank in taken:
                 name = self._name(taken[rank])
                 reason = f"node_rank={rank} was given, and {name} has joined as that already. Pass another on each node"

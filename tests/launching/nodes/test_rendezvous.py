@@ -178,6 +178,19 @@ def test_a_run_that_may_have_fewer_nodes_begins_with_those_that_came_before_the_
             meeting.join(timeout=2.0)
 
 
+def test_of_nodes_that_come_together_those_without_a_place_wait_and_know_for_what() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    terms = replace(settings_of(**C10D), port=int(listener.getsockname()[1]), timeout=20.0)
+    nodes = HostNodes(listener, PLACEMENT, terms, resolve({"num_nodes": 2, **C10D}, {}))
+    with ThreadPoolExecutor(2) as threads:
+        joining = [threads.submit(MemberNodes.joining, PLACEMENT, replace(terms, timeout=2.0)) for _ in range(2)]
+        until(lambda: len(nodes._waiting) == 2)
+        nodes.meet()
+        (late,) = (str(item.exception()) for item in joining if item.exception())
+        assert "a run is under way there, of which all nodes have come already" in late
+        left(nodes, *(item.result() for item in joining if not item.exception()))
+
+
 def test_a_node_that_goes_as_the_run_begins_is_reported_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with host() as meeting, ThreadPoolExecutor(1) as threads:
 
