@@ -86,7 +86,7 @@ class RendezvousSettings:
                 min_nodes=config.min_nodes,
                 last_call=float(conf.get("last_call_timeout", _LAST_CALL)),
             )
-        except ValueError:
+        except (TypeError, ValueError):
             raise ConfigurationError(
                 f"rdzv_conf={conf!r} was given, of which a value is no number. Pass seconds."
             ) from None

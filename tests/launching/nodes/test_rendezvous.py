@@ -302,7 +302,11 @@ def test_the_endpoint_is_read_as_torchrun_reads_it(
 
 
 def test_what_can_t_be_read_is_refused() -> None:
-    for settings, message in (({"rdzv_endpoint": "a:b"}, "is no port"), ({"rdzv_conf": {"ttl": 3}}, "has ttl")):
+    for settings, message in (
+        ({"rdzv_endpoint": "a:b"}, "is no port"),
+        ({"rdzv_conf": {"ttl": 3}}, "has ttl"),
+        ({"rdzv_conf": {"timeout": None}}, "a value is no number"),
+    ):
         with pytest.raises(ConfigurationError, match=message):
             settings_of(**settings)
     with pytest.raises(ConfigurationError, match="can't share them evenly"):
