@@ -293,6 +293,7 @@ export class Ranks {
       row.isDrawn = true;
       draw();
     });
+    for (const [rank, square] of this.cells) if (!ranks.has(rank) && this.cells.delete(rank)) square.remove();
     if (many) for (const [rank, rankState] of ranks) this.drawCell(rank, rankState, late.get(rank));
     const { causes } = this.store;
     show(this.causes, causes.length > 0);

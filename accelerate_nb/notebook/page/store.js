@@ -110,7 +110,12 @@ function takeRestarts(store, restarts) {
   for (const [number, , , size] of restarts) {
     if (number <= attempt || size === undefined) continue;
     // nodes that were lost, or have come, change the number of ranks
-    for (const rank of store.ranks.keys()) if (rank >= size) store.ranks.delete(rank);
+    for (const rank of store.ranks.keys()) {
+      if (rank < size) continue;
+      store.ranks.delete(rank);
+      // what all ranks have come to, and their sum, would stand still
+      for (const series of store.metrics.values()) if (series.size > 1) series.delete(rank);
+    }
     for (let rank = 0; rank < size; rank++) rankOf(store, rank);
   }
   if (restarts.at(-1)[0] === attempt) return;

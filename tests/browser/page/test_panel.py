@@ -145,6 +145,15 @@ def test_restarts_are_counted_in_the_head_and_reported_with_what_ended_each_atte
     expect(_rows(page)).to_have_count(3)
 
 
+def test_ranks_that_a_restart_left_out_are_in_no_overview_and_hold_back_no_value(page: Any, show: Any) -> None:
+    show(running(40, 3))
+    expect(page.locator(".anb-heat")).to_have_count(40)
+    give(page, seq=3, restarts=[[1, 3, "a node was lost", 36]])
+    give(page, seq=4, metrics=[["loss", rank, [[900, 7.25, STARTED + 80]]] for rank in range(36)])
+    expect(page.locator(".anb-heat")).to_have_count(36)
+    expect(page.get_by_role("group", name="metric loss").locator(".anb-chart-value")).to_have_text("7.250")
+
+
 def test_it_sends_hello_and_its_head_shows_what_runs_where_since_when(page: Any, show: Any) -> None:
     show(running(4))
     (hello,) = sent(page, "hello")
