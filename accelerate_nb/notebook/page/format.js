@@ -8,7 +8,13 @@ export function number(value, digits = 4) {
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 2).replace("e+", "e");
   if (Number.isInteger(value)) return String(value);
-  return size >= 1e4 ? value.toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(size)))) : value.toPrecision(digits);
+  return size >= 1e4 ? value.toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(size)))) : precise(value, digits);
+}
+
+/** So many digits that matter, also where that rounds up to a power of ten, which JavaScript would write as 1.000e+4. */
+function precise(value, digits) {
+  const text = value.toPrecision(digits);
+  return text.includes("e") ? String(Number(text)) : text;
 }
 
 /** The marks of a scale, in as many digits as tell each from the others, and each as short as says it. */
@@ -50,7 +56,7 @@ export const clockOfDay = (seconds) => new Date(seconds * 1000).toLocaleTimeStri
 /** Seconds as 4.5 s, 02:03 or 1:02:03. */
 export const clockSpan = (seconds) => (Math.abs(seconds) < 60 ? `${Number(seconds.toFixed(1))} s` : duration(seconds));
 
-export const milliseconds = (value) => (value >= 1000 ? `${(value / 1000).toPrecision(3)} s` : `${value.toPrecision(3)} ms`);
+export const milliseconds = (value) => (value >= 1000 ? `${precise(value / 1000, 3)} s` : `${precise(value, 3)} ms`);
 
 /** Bytes in the unit that leaves a short number. */
 export function bytes(value) {

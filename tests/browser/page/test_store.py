@@ -166,6 +166,8 @@ def test_steps_that_begin_again_still_find_the_nearest(page: Any) -> None:
         ("number(0.00001234)", "1.23e-5"),
         ("number(1234567)", "1.23e6"),
         ("number(0.5)", "0.5000"),
+        ("number(9999.6)", "10000"),
+        ("milliseconds(1234567)", "1230 s"),
         ("number(12)", "12"),
         ("number(NaN)", "nan"),
         ("number(undefined)", "–"),
