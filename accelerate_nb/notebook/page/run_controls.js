@@ -209,13 +209,13 @@ export function profilesOf(view) {
     if (!newest.length) return;
     const { number } = newest[0].profile;
     if (number !== newestNumber) chosen = null;
-    const rank = chosen ?? newest[0].rank;
+    // a restart may have fewer ranks
+    const { rank, profile } = newest.find(({ rank }) => rank === chosen) ?? newest[0];
     if (number > newestNumber) view.announce(`Profile: ${profileHead(newest[0].rank, newest[0].profile)}`);
     newestNumber = number;
     show(select, store.ranks.size > 1);
     setRanks(select, newest.map(({ rank }) => rank).sort((a, b) => a - b));
     select.value = String(rank);
-    const { profile } = store.ranks.get(rank);
     setText(head, profileHead(rank, profile));
     show(download, view.canAct && profile.trace !== "");
     show(trace, profile.trace !== "");

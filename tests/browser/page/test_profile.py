@@ -52,9 +52,12 @@ def test_a_profile_is_requested_of_the_chosen_rank_shown_and_saved(page: Any, sh
         expect(page.locator(".anb")).to_have_attribute("data-anb-theme", "light" if light else "dark")
         for part in (".anb-profile", ".anb-ranks"):
             assert violations(page, part) == []
-    give(page, seq=7, state={"state": "finished", "ended": STARTED + 75})
+    # the chosen rank may be lost
+    give(page, seq=7, restarts=[[1, 3, "node b was lost", 1]])
+    expect(table).to_contain_text("aten::conv2d")
+    give(page, seq=8, state={"state": "finished", "ended": STARTED + 75})
     expect(press).to_be_hidden()
-    expect(table).to_contain_text("aten::bmm")
+    expect(table).to_contain_text("aten::conv2d")
 
 
 def test_of_a_rank_that_was_not_profiled_the_reason_stands_in_place_of_a_table(page: Any, show: Any) -> None:
