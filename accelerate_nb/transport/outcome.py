@@ -28,6 +28,10 @@ _LOST = re.compile(
 )
 
 
+# A message may hold somebody's whole data set; the exception itself goes whole.
+_LONGEST_MESSAGE = 1 << 20
+
+
 def write_result(descriptor: int, result: RankResult, *, is_wanted: bool = True) -> None:
     """Leave a rank's result for the kernel: as much as can be pickled of its value or error, and what was left out."""
     # all ranks of a process group call it: one whose value nobody receives writes none, but helps to put sharded weights together
@@ -62,13 +66,16 @@ def why_left_out(
 
 def failure_of(error: BaseException, rank: int, sources: CellSources) -> Failure:
     """The `Failure` that reports an exception."""
+    message = message_of(error)
+    if (more := len(message) - _LONGEST_MESSAGE) > 0:
+        message = f"{message[:_LONGEST_MESSAGE]} … ({more:,} more characters)"
     return Failure(
         rank=rank,
         type=type(error).__qualname__,
-        message=message_of(error),
+        message=message,
         traceback=traceback_text(error, sources),
         time=time.time(),
-        lost_connection=isinstance(error, (RuntimeError, OSError)) and bool(_LOST.search(message_of(error))),
+        lost_connection=isinstance(error, (RuntimeError, OSError)) and bool(_LOST.search(message)),
         ended_by_us=isinstance(error, KeyboardInterrupt),
         frames=frames_of(error, sources),
         advice=advice_on(error),

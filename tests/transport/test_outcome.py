@@ -103,6 +103,10 @@ def test_a_rank_that_only_lost_its_connection_is_distinguished_from_one_that_fai
     assert failure_of(error, 0, NOWHERE).lost_connection is lost
 
 
+def test_what_is_reported_of_a_message_is_less_than_one_between_processes_may_be():
+    assert failure_of(ValueError("x" * (1 << 21)), 0, NOWHERE).message.endswith("x … (1,048,576 more characters)")
+
+
 def test_an_interrupt_was_ours():
     assert failure_of(KeyboardInterrupt(), 0, NOWHERE).ended_by_us
     assert not failure_of(SystemExit(1), 0, NOWHERE).ended_by_us
