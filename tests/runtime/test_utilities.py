@@ -316,6 +316,12 @@ def test_what_was_saved_is_loaded_without_running_code(tmp_path: Path) -> None:
     assert ours.load(path, "cpu", weights_only=False).keys() == {"an object"}
 
 
+@pytest.mark.parametrize("given", [{"epoch": 3}, [torch.ones(1)]], ids=repr)
+def test_what_safetensors_does_not_take_is_named(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="but received"):
+        ours.save(given, tmp_path / "saved.safetensors", safe_serialization=True)
+
+
 def test_shared_weights_are_kept_once() -> None:
     tied = torch.arange(6.0).reshape(2, 3)
     state = collections.OrderedDict(a=tied, b=tied, c=tied.t(), note="text", d=torch.zeros(2))

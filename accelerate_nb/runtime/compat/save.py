@@ -40,7 +40,8 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     if not isinstance(f, (str, os.PathLike)):
         torch.save(obj, f)
     elif safe_serialization:
-        content = to_bytes(without_aliases(obj), metadata={"format": "pt"})
+        tensors = clean_state_dict_for_safetensors(obj) if isinstance(obj, Mapping) else obj  # which is an error
+        content = to_bytes(tensors, metadata={"format": "pt"})
         write_file(Path(f), lambda file: file.write(content))
     else:
         write_file(Path(f), lambda file: torch.save(obj, file))
