@@ -34,6 +34,8 @@ def dtype_byte_size(dtype: Any) -> int | float:
     >>> dtype_byte_size(torch.float32)
     4
     """
+    if isinstance(dtype, str) and not isinstance(dtype, enum.Enum):
+        dtype = as_dtype(dtype)
     if dtype == torch.bool:
         return 1 / 8  # Accelerate's figure, which its device maps are made with
     if isinstance(dtype, torch.dtype):
@@ -52,8 +54,8 @@ def compute_module_sizes(
 
     The whole model is under the empty name; a weight with two names counts once, under the first.
     """
-    wanted = None if dtype is None else dtype_byte_size(_typed(dtype))
-    special = {name: dtype_byte_size(_typed(special_dtype)) for name, special_dtype in (special_dtypes or {}).items()}
+    wanted = None if dtype is None else dtype_byte_size(dtype)
+    special = {name: dtype_byte_size(special_dtype) for name, special_dtype in (special_dtypes or {}).items()}
     sizes: dict[str, Any] = defaultdict(int)
     tensors = model.named_buffers() if buffers_only else named_module_tensors(model, recurse=True)
     for name, tensor in tensors:
@@ -65,10 +67,6 @@ def compute_module_sizes(
         for depth in range(len(parts) + 1):
             sizes[".".join(parts[:depth])] += size
     return sizes
-
-
-def _typed(dtype: Any) -> Any:
-    return as_dtype(dtype) if isinstance(dtype, str) and not isinstance(dtype, enum.Enum) else dtype
 
 
 def compute_module_total_buffer_size(

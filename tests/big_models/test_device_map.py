@@ -178,7 +178,7 @@ def test_sizes_and_bytes_of_a_type_are_those_of_accelerate():
     for size in ("1MiB", "5.0GB", "3KB", "8Mb", "1.5gib", 12, "5", "GB", "-1GB", -1, "5XB", "five GB"):
         assert size_of(ours, size) == size_of(theirs, size), size
     # complex32 has 8 there, and 4 in memory
-    for dtype in (torch.bool, torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn, *CustomDtype):
+    for dtype in (torch.bool, torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn, "float16", *CustomDtype):
         assert ours.dtype_byte_size(dtype) == theirs.dtype_byte_size(dtype), dtype
 
 
