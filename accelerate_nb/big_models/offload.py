@@ -32,7 +32,8 @@ def offload_weight(
     if index is not None:
         index[weight_name] = {"dtype": str(weight.dtype).removeprefix("torch."), "shape": list(weight.shape)}
     content = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    write_file(Path(offload_folder, f"{weight_name}.dat"), lambda file: file.write(content.data))
+    # numpy, by which Accelerate reads the file, can't map one of no bytes
+    write_file(Path(offload_folder, f"{weight_name}.dat"), lambda file: file.write(content.data or b"\0"))
     return index
 
 
@@ -46,7 +47,7 @@ def load_offloaded_weight(weight_file: Folder, weight_info: Mapping[str, Any]) -
     count = torch.Size(shape).numel()
     path = Path(weight_file)
     found = path.stat().st_size if path.is_file() else None
-    # numpy can't map a file of no bytes, so Accelerate leaves some in those of empty tensors
+    # the file of an empty tensor has some bytes all the same
     if found is None or (found != count * dtype.itemsize and count):
         has = "is not there" if found is None else f"has {found} bytes"
         raise CheckpointError(
