@@ -16,6 +16,7 @@ from accelerate_nb.big_models import tensors
 from accelerate_nb.big_models.device_map import find_tied_parameters, retie_parameters
 from accelerate_nb.big_models.hooks import ModelHook, add_hook_to_module, not_compiled, remove_hook_from_module
 from accelerate_nb.big_models.offload import PrefixedDataset
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.host_copy import address, offloading_hooks
 from accelerate_nb.runtime.operations.nested import find_device, send_to_device
 from accelerate_nb.runtime.training.memory import clear_device_cache
@@ -106,7 +107,10 @@ class AlignDevicesHook(ModelHook):
 
     def _bring(self, module: Module, name: str) -> None:
         assert self.weights_map is not None
-        assert self.execution_device is not None
+        if self.execution_device is None:
+            raise ConfigurationError(
+                "An offloading hook needs an `execution_device`, where it brings weights. Pass one."
+            )
         value = self.weights_map[name]
         device, pointer = tensors.as_device(self.execution_device), address(value)
         if self.tied_params_map is not None:

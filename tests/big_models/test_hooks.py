@@ -11,6 +11,7 @@ from torch import nn
 
 import accelerate_nb.big_modeling as our_models
 import accelerate_nb.hooks as ours
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.utils.modeling import align_module_device, has_offloaded_params
 from tests.big_models.models import Block, Deep, Small, Unused, seeded
 
@@ -99,6 +100,13 @@ def test_offloaded_weights_come_for_each_forward_and_go(package, buffers):
     assert {name: tensor.device.type for name, tensor in model.state_dict().items()} == dict.fromkeys(state, "cpu")
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(model(x), plain)
+
+
+def test_an_offloading_hook_without_a_device_is_named():
+    model = seeded(Small)
+    ours.attach_align_device_hook(model, offload=True)
+    with pytest.raises(ConfigurationError, match="execution_device"):
+        model(torch.randn(2, 3))
 
 
 @pytest.mark.parametrize("package", BOTH)
