@@ -18,8 +18,7 @@ from accelerate_nb.runtime.data.prepared_loader import cut_for_group, skip_first
 from accelerate_nb.runtime.observability.phase_timer import unwatch
 from accelerate_nb.runtime.observability.step_metrics import MemoryReporter
 from accelerate_nb.runtime.operations.collective import broadcast_object_list
-from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest
-from accelerate_nb.runtime.strategies.engine_objects import refuse_placeholder
+from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest, refuse_placeholder
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
 from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, AcceleratedScheduler, innermost
 from accelerate_nb.runtime.training.prepared import add, is_prepared

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -69,6 +69,21 @@ class PrepareCall:
     def replicas(self) -> int:
         """The number of different streams of batches."""
         return self.processes // self.sequence_parts
+
+
+class Placeholder:
+    """An object that stands for another one, which a strategy of the name `made_by` makes in `prepare`."""
+
+    made_by: ClassVar[str]
+
+
+def refuse_placeholder(item: Any) -> None:
+    """Raise `ConfigurationError` where an object is a placeholder that this run's strategy has left as it is."""
+    if isinstance(item, Placeholder):
+        raise ConfigurationError(
+            f"prepare was given a {type(item).__name__}, a placeholder of what {item.made_by} makes, in a run that does not train "
+            f"with it. Pass strategy={item.made_by.lower()!r}, or an object of your own in its place."
+        )
 
 
 class Strategy:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -238,3 +238,40 @@ class AcceleratedScheduler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the schedule its state back."""
         self.scheduler.load_state_dict(state_dict)
+
+
+# Of strategies with an engine, which steps and moves a schedule by itself
+
+
+class EngineOptimizer(AcceleratedOptimizer):
+    """An optimizer that its engine steps; its own `step` has the strategy look at that step. `skips` is its mark of a step left out."""
+
+    skips: ClassVar[str]
+
+    def __init__(self, optimizer: Any, device_placement: bool = False, *args: Any, **kwargs: Any) -> None:
+        # the engine has placed what the optimizer remembers
+        super().__init__(optimizer, False, *args, **kwargs)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was left out because a gradient overflowed."""
+        return bool(getattr(self.optimizer, self.skips, False))
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as Accelerate's
+        """Have the strategy end the step, if gradients are synchronised."""
+        if self._strategy is not None:
+            super().step(closure)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Nothing: the engine throws gradients away itself."""
+
+
+class EngineSchedule(AcceleratedScheduler):
+    """A schedule that its engine moves when it steps; its own `step` does nothing."""
+
+    def __init__(self, scheduler: Any, optimizers: Any) -> None:
+        # without the notice that it moves once for every process
+        super().__init__(scheduler, optimizers, split_batches=True)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the engine moves it when it steps."""

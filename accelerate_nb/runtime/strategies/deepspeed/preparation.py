@@ -23,9 +23,9 @@ from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.compat.packages import is_deepspeed_available
-from accelerate_nb.runtime.strategies.base import PrepareCall
+from accelerate_nb.runtime.strategies.base import Placeholder, PrepareCall
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
-from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
+from accelerate_nb.runtime.training.optimizer import EngineOptimizer, EngineSchedule
 from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user

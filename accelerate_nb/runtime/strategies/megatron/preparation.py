@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
 from accelerate_nb.runtime.data.adapter import loader_arguments
 from accelerate_nb.runtime.operations.nested import send_to_device
-from accelerate_nb.runtime.strategies.base import PrepareCall
-from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
+from accelerate_nb.runtime.strategies.base import Placeholder, PrepareCall
 from accelerate_nb.runtime.strategies.megatron import conversion
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, check, innermost
 from accelerate_nb.runtime.strategies.megatron.plugin import get_args, initialize, refuse_unused
 from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.runtime.training.optimizer import EngineOptimizer, EngineSchedule
 from accelerate_nb.user_warnings import warn_user
 
 
