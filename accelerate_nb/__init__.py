@@ -28,7 +28,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "runtime.strategies.deepspeed.plugin": ("DeepSpeedPlugin",),
     "runtime.strategies.fsdp.plugin": ("FullyShardedDataParallelPlugin",),
     "runtime.parallelism_config": ("ParallelismConfig",),
-    "runtime.strategies.pipeline.inference": ("prepare_pippy",),
+    "runtime.strategies.pipeline.strategy": ("prepare_pippy",),
     "runtime.compat.packages": ("is_rich_available",),
     "runtime.training.memory": ("find_executable_batch_size",),
     "runtime.training.seed": ("synchronize_rng_states",),
@@ -130,7 +130,7 @@ if TYPE_CHECKING:
     from accelerate_nb.runtime.strategies.fsdp.plugin import (
         FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
     )
-    from accelerate_nb.runtime.strategies.pipeline.inference import prepare_pippy as prepare_pippy
+    from accelerate_nb.runtime.strategies.pipeline.strategy import prepare_pippy as prepare_pippy
     from accelerate_nb.runtime.training.memory import find_executable_batch_size as find_executable_batch_size
     from accelerate_nb.runtime.training.seed import synchronize_rng_states as synchronize_rng_states
     from accelerate_nb.runtime.world.state import PartialState as PartialState

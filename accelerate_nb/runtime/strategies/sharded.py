@@ -169,6 +169,16 @@ def _part(whole: Tensor, weight: Any) -> Tensor:
 # The weights that a training begins with
 
 
+def shared_weights(model: Module) -> dict[int, list[Module]]:
+    """For each weight that several modules have under a name of their own, those modules."""
+    owners: dict[int, list[Module]] = {}
+    for module in model.modules():
+        for weight in module._parameters.values():
+            if weight is not None:
+                owners.setdefault(id(weight), []).append(module)
+    return {weight: modules for weight, modules in owners.items() if len(modules) > 1}
+
+
 class InitialWeights:
     """The first process's weights and buffers, brought to every device a part of the model at a time, so that none holds it whole."""
 

@@ -23,8 +23,7 @@ from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelConfig
 from accelerate_nb.runtime.strategies.base import PrepareRequest
-from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
-from accelerate_nb.runtime.strategies.sharded import InitialWeights, ShardedStrategy
+from accelerate_nb.runtime.strategies.sharded import InitialWeights, ShardedStrategy, shared_weights
 from accelerate_nb.runtime.world.world import World
 
 # The ways to split a layer by their names in plans, most of which are those of transformers.

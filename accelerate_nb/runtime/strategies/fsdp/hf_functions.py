@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map
 
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, LastFile, write_files
-from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.training.unwrap import is_peft_model
 
@@ -40,7 +39,7 @@ def save_fsdp_model(
 
     sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
     state = named_states.model_state(sharded, learning_only=adapter_only and is_peft_model(sharded))
-    in_parts = _parts(fsdp_plugin)
+    in_parts = fsdp_plugin.writes_parts
     if in_parts and not use_dcp:
         files = [FileToWrite(_process_file(accelerator, named_states.model_folder(model_index)), state)]
     else:
@@ -66,7 +65,7 @@ def load_fsdp_model(
 
     sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
     parts, learning_only = named_states.model_folder(model_index), adapter_only and is_peft_model(sharded)
-    if _parts(fsdp_plugin) and not use_dcp:
+    if fsdp_plugin.writes_parts and not use_dcp:
         loaded = _own_part(
             Path(input_dir, _process_file(accelerator, parts)),
             f"this process's part of model {model_index}",
@@ -74,7 +73,7 @@ def load_fsdp_model(
             lambda state: sharded.load_state_dict(state, strict=not learning_only),
         )
     else:
-        folder, in_parts = _above(input_dir, parts), _parts(fsdp_plugin)
+        folder, in_parts = _above(input_dir, parts), fsdp_plugin.writes_parts
         loaded = named_states.load_model(folder, model_index, sharded, learning_only=learning_only, in_parts=in_parts)
     result = loaded.give()
     accelerator.wait_for_everyone()
@@ -94,7 +93,7 @@ def save_fsdp_optimizer(
     from accelerate_nb.runtime.checkpoints import named_states
 
     models = [accelerator.unwrap_model(model, keep_torch_compile=False)]
-    in_parts = _parts(fsdp_plugin)
+    in_parts = fsdp_plugin.writes_parts
     if in_parts and not use_dcp:
         name = _process_file(accelerator, named_states.optimizer_folder(optimizer_index))
         files = [FileToWrite(name, named_states.optimizer_state(optimizer, models))]
@@ -118,7 +117,7 @@ def load_fsdp_optimizer(
 
     models = [accelerator.unwrap_model(model, keep_torch_compile=False)]
     parts = named_states.optimizer_folder(optimizer_index)
-    if _parts(fsdp_plugin) and not use_dcp:
+    if fsdp_plugin.writes_parts and not use_dcp:
         loaded = _own_part(
             Path(input_dir, _process_file(accelerator, parts)),
             f"this process's part of the state of optimizer {optimizer_index}",
@@ -126,7 +125,7 @@ def load_fsdp_optimizer(
             lambda state: named_states.set_optimizer_state(optimizer, models, state),
         )
     else:
-        folder, in_parts = _above(input_dir, parts), _parts(fsdp_plugin)
+        folder, in_parts = _above(input_dir, parts), fsdp_plugin.writes_parts
         loaded = named_states.load_optimizer(folder, optimizer_index, optimizer, models, in_parts=in_parts)
     loaded.give()
     accelerator.wait_for_everyone()
@@ -157,10 +156,6 @@ def _own_part(path: Path, expected: str, model: Module, receive: Callable[[Any],
     return LoadedFile(path, expected, tree_map(on_mesh, read(path, expected)), receive)
 
 
-def _parts(plugin: FullyShardedDataParallelPlugin) -> bool:
-    return plugin.state_dict_type is not torch_fsdp.StateDictType.FULL_STATE_DICT
-
-
 def _above(path: _Path, folder: str) -> Path:
     """The checkpoint's folder, where the folder of parts itself was passed."""
     found = Path(path)
@@ -189,14 +184,14 @@ def fsdp2_prepare_auto_wrap_policy(
     fsdp2_plugin: FullyShardedDataParallelPlugin, model: Module
 ) -> Callable[[Module], bool]:
     """The function that says of a module whether it is sharded for itself."""
-    from accelerate_nb.runtime.strategies.fsdp.wrapping import block_policy
+    from accelerate_nb.runtime.strategies.fsdp.strategy import block_policy
 
     return block_policy(model, fsdp2_plugin)
 
 
 def fsdp2_apply_ac(accelerator: Any, model: Module) -> Module:
     """The model, whose blocks recompute their activations in the backward."""
-    from accelerate_nb.runtime.strategies.fsdp.wrapping import blocks_of, checkpoint_activations
+    from accelerate_nb.runtime.strategies.fsdp.strategy import blocks_of, checkpoint_activations
 
     plugin = accelerator.state.fsdp_plugin
     checkpoint_activations(model, blocks_of(model, plugin), offload=plugin.activation_checkpointing_offload)
@@ -220,12 +215,9 @@ def fsdp2_load_full_state_dict(
 def fsdp2_switch_optimizer_parameters(optimizer: Optimizer, mapping: Mapping[int, Parameter]) -> None:
     """Have an optimizer update other weights, by the `data_ptr` of its own; `KeyError` for one that is missing."""
     for group in optimizer.param_groups:
-        group["params"] = [mapping[_address(weight)] for weight in group["params"]]
-
-
-def _address(weight: Any) -> int:
-    # Accelerate puts a number in the method's place
-    return int(weight.data_ptr() if callable(weight.data_ptr) else weight.data_ptr)
+        # Accelerate puts a number in the method's place
+        addresses = [weight.data_ptr() if callable(weight.data_ptr) else weight.data_ptr for weight in group["params"]]
+        group["params"] = [mapping[address] for address in addresses]
 
 
 def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,7 +232,7 @@ def get_parameters_from_modules(
     modules: Iterable[Module] | str | None, model: Module, device: torch.device | str
 ) -> set[Parameter]:
     """The weights of modules, or of those whose names a pattern matches, which come to a device."""
-    from accelerate_nb.runtime.strategies.fsdp.wrapping import ignored_weights
+    from accelerate_nb.runtime.strategies.fsdp.strategy import ignored_weights
 
     if isinstance(modules, str):
         for weight in ignored_weights(model, modules):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Module
@@ -16,9 +17,11 @@ from accelerate_nb.config.value_types import Boolean, InvalidValue, did_you_mean
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat import constants
 from accelerate_nb.runtime.compat.packages import is_cuda_available
-from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
 from accelerate_nb.runtime.training.unwrap import requested_class
 from accelerate_nb.user_warnings import warn_user
+
+if TYPE_CHECKING:
+    from torch.distributed import fsdp
 
 # Arguments of the first version that the second does without, and why.
 WITHOUT_EFFECT = {
@@ -31,26 +34,24 @@ WITHOUT_EFFECT = {
 _NUMBERS = {str(number): name for number, name in enumerate(constants.FSDP_SHARDING_STRATEGY, start=1)}
 
 
-def sharding_of(value: Any) -> tuple[bool, torch_fsdp.ShardingStrategy | None]:
+def sharding_of(value: Any) -> tuple[bool, fsdp.ShardingStrategy | None]:
     """Whether weights are sharded again after the forward pass, and the first version's strategy, where the value names one."""
+    from torch.distributed import fsdp
+
     if isinstance(value, bool):
         return value, None
     if isinstance(value, str) and value not in _NUMBERS:
-        try:
+        with suppress(InvalidValue):
             return Boolean().parse(value), None
-        except InvalidValue:
-            pass
-    strategies = torch_fsdp.ShardingStrategy
-    if isinstance(value, strategies):
-        strategy = value
-    else:
+    strategies = fsdp.ShardingStrategy
+    if not isinstance(value, strategies):
         name = _NUMBERS.get(str(value)) or word_of("sharding_strategy", str(value), constants.FSDP_SHARDING_STRATEGY)
-        strategy = strategies(constants.FSDP_SHARDING_STRATEGY.index(name) + 1)
-    if strategy is strategies.NO_SHARD:
+        value = strategies(constants.FSDP_SHARDING_STRATEGY.index(name) + 1)
+    if value is strategies.NO_SHARD:
         raise ConfigurationError(
             "The sharding strategy NO_SHARD was requested, by which FSDP shards nothing. Train with DDP: leave FSDP out."
         )
-    return strategy not in {strategies.SHARD_GRAD_OP, strategies._HYBRID_SHARD_ZERO2}, strategy
+    return value not in {strategies.SHARD_GRAD_OP, strategies._HYBRID_SHARD_ZERO2}, value
 
 
 def word_of(name: str, value: str, known: Iterable[str]) -> str:
@@ -91,7 +92,7 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
                 f"fsdp_version is {version!r}. FSDP has the versions 1 and 2: pass fsdp_version=2."
             )
         self.requested_version = int(version)
-        self.policy_of_precision: torch_fsdp.MixedPrecisionPolicy | None = None
+        self.policy_of_precision: fsdp.MixedPrecisionPolicy | None = None
         self.fsdp_version = 2
         self._choose_sharding()
         if self.cpu_offload is None:
@@ -118,16 +119,25 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
             os.environ[_RAM_EFFICIENT_LOADING] = str(self.cpu_ram_efficient_loading)
         self._choose_mixed_precision()
 
-    def set_state_dict_type(self, state_dict_type: str | torch_fsdp.StateDictType | None = None) -> None:
+    @property
+    def writes_parts(self) -> bool:
+        """Whether checkpoints are in parts, a file a process, rather than complete."""
+        from torch.distributed import fsdp
+
+        return self.state_dict_type is not fsdp.StateDictType.FULL_STATE_DICT
+
+    def set_state_dict_type(self, state_dict_type: str | fsdp.StateDictType | None = None) -> None:
         """
         Set what a checkpoint's model is: parts of each process ("SHARDED_STATE_DICT"), or one whole ("FULL_STATE_DICT").
 
         Without a type it is that of the plugin, then that of the variable `FSDP_STATE_DICT_TYPE`; the default is whole for a
         plugin of version 1, else in parts. `ConfigurationError` names another.
         """
+        from torch.distributed import fsdp
+
         default = constants.FSDP2_STATE_DICT_TYPE[1 if self.requested_version == 1 else 0]
         requested = state_dict_type or self.state_dict_type or os.environ.get("FSDP_STATE_DICT_TYPE", default)
-        types = torch_fsdp.StateDictType
+        types = fsdp.StateDictType
         if isinstance(requested, str):
             name = requested.upper()
             found = next((item for item in types if name in {item.name, str(item.value)}), None)
@@ -141,10 +151,10 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         of_model: Any
         of_optimizer: Any
         if requested is types.FULL_STATE_DICT:
-            of_model = partial(torch_fsdp.FullStateDictConfig, rank0_only=True)
-            of_optimizer = partial(torch_fsdp.FullOptimStateDictConfig, rank0_only=True)
+            of_model = partial(fsdp.FullStateDictConfig, rank0_only=True)
+            of_optimizer = partial(fsdp.FullOptimStateDictConfig, rank0_only=True)
         else:
-            of_model, of_optimizer = torch_fsdp.ShardedStateDictConfig, torch_fsdp.ShardedOptimStateDictConfig
+            of_model, of_optimizer = fsdp.ShardedStateDictConfig, fsdp.ShardedOptimStateDictConfig
         self.state_dict_config = self.state_dict_config or of_model(offload_to_cpu=True)
         self.optim_state_dict_config = self.optim_state_dict_config or of_optimizer(offload_to_cpu=True)
 
@@ -155,19 +165,19 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         Without `transformer_cls_names_to_wrap` the classes are those of transformers' `_no_split_modules`. `ConfigurationError`
         names a class that the model doesn't have.
         """
-        if self.auto_wrap_policy is torch_fsdp.transformer_auto_wrap_policy:
+        from torch.distributed.fsdp import wrap
+
+        if self.auto_wrap_policy is wrap.transformer_auto_wrap_policy:
             if self.transformer_cls_names_to_wrap is None:
                 self.transformer_cls_names_to_wrap = list(getattr(model, "_no_split_modules", None) or ())
             classes = {
                 requested_class(model, name, "transformer_cls_names_to_wrap")
                 for name in self.transformer_cls_names_to_wrap
             }
-            self.auto_wrap_policy = partial(torch_fsdp.transformer_auto_wrap_policy, transformer_layer_cls=classes)
-        elif self.auto_wrap_policy is torch_fsdp.size_based_auto_wrap_policy:
+            self.auto_wrap_policy = partial(wrap.transformer_auto_wrap_policy, transformer_layer_cls=classes)
+        elif self.auto_wrap_policy is wrap.size_based_auto_wrap_policy:
             size = self.min_num_params or 0
-            self.auto_wrap_policy = (
-                partial(torch_fsdp.size_based_auto_wrap_policy, min_num_params=size) if size > 0 else None
-            )
+            self.auto_wrap_policy = partial(wrap.size_based_auto_wrap_policy, min_num_params=size) if size > 0 else None
 
     def set_mixed_precision(
         self,
@@ -180,21 +190,30 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
 
         A policy that is there already stays, unless `override` is true; a `dict` becomes one.
         """
+        from torch.distributed import fsdp
+
         if override or self.mixed_precision_policy is None:
             dtype: Any = _DTYPES.get(mixed_precision) if isinstance(mixed_precision, str) else mixed_precision
             if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES.values():
                 raise ConfigurationError(
                     f"The mixed precision {mixed_precision!r} was requested. Pass one of {', '.join(_DTYPES)}, or the type of one."
                 )
-            self.mixed_precision_policy = torch_fsdp.MixedPrecisionPolicy(
-                param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype
-            )
-        elif isinstance(self.mixed_precision_policy, dict):
-            self.mixed_precision_policy = self._policy_of(self.mixed_precision_policy)
+            self.mixed_precision_policy = fsdp.MixedPrecisionPolicy(dtype, dtype, dtype)
+        elif isinstance(dtypes := self.mixed_precision_policy, dict):
+            wanted = {"param_dtype", "reduce_dtype", "buffer_dtype" if self.requested_version == 1 else "output_dtype"}
+            if dtypes.keys() != wanted or not all(dtype in _DTYPES.values() for dtype in dtypes.values()):
+                raise ConfigurationError(
+                    f"mixed_precision_policy is {dtypes!r}. It must be a dict with the keys {', '.join(sorted(wanted))}, whose "
+                    f"values are of {', '.join(map(str, dict.fromkeys(_DTYPES.values())))}."
+                )
+            given = dtypes["param_dtype"], dtypes["reduce_dtype"], dtypes.get("output_dtype")
+            self.mixed_precision_policy = fsdp.MixedPrecisionPolicy(*given)
 
     def validate_mixed_precision_policy(self) -> None:
         """Raise `ConfigurationError` where the policy is not one of FSDP's second version."""
-        if not isinstance(self.mixed_precision_policy, torch_fsdp.MixedPrecisionPolicy):
+        from torch.distributed import fsdp
+
+        if not isinstance(self.mixed_precision_policy, fsdp.MixedPrecisionPolicy):
             raise ConfigurationError(
                 f"mixed_precision_policy is {self.mixed_precision_policy!r}. It must be an instance of "
                 "torch.distributed.fsdp.MixedPrecisionPolicy: pass one, or 'bf16', 'fp16' or 'fp32'."
@@ -202,21 +221,21 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
 
     def set_cpu_offload(self) -> None:
         """Make a policy of `cpu_offload`; memory is pinned only where there is a GPU to copy it to."""
-        if isinstance(self.cpu_offload, torch_fsdp.CPUOffload):
-            self.cpu_offload = self.cpu_offload.offload_params
-        if isinstance(self.cpu_offload, bool):
-            self.cpu_offload = torch_fsdp.CPUOffloadPolicy() if self.cpu_offload else torch_fsdp.OffloadPolicy()
+        from torch.distributed import fsdp
+
+        offload = self.cpu_offload.offload_params if isinstance(self.cpu_offload, fsdp.CPUOffload) else self.cpu_offload
+        if isinstance(offload, bool):
+            offload = fsdp.CPUOffloadPolicy() if offload else fsdp.OffloadPolicy()
         # torch refuses to pin memory without a device
-        if (
-            isinstance(self.cpu_offload, torch_fsdp.CPUOffloadPolicy)
-            and self.cpu_offload.pin_memory
-            and not is_cuda_available()
-        ):
-            self.cpu_offload = replace(self.cpu_offload, pin_memory=False)
+        if isinstance(offload, fsdp.CPUOffloadPolicy) and offload.pin_memory and not is_cuda_available():
+            offload = replace(offload, pin_memory=False)
+        self.cpu_offload = offload
 
     def validate_cpu_offload(self) -> None:
         """Raise `ConfigurationError` where `cpu_offload` is not a policy of FSDP's second version."""
-        if not isinstance(self.cpu_offload, torch_fsdp.OffloadPolicy):
+        from torch.distributed import fsdp
+
+        if not isinstance(self.cpu_offload, fsdp.OffloadPolicy):
             raise ConfigurationError(
                 f"cpu_offload is {self.cpu_offload!r}. It must be an instance of torch.distributed.fsdp.OffloadPolicy: pass "
                 "True, False or one."
@@ -242,9 +261,10 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
 
     def _drop_what_has_no_effect(self, *, is_version_1: bool) -> None:
         """Check the arguments of the first version, take them back, and warn of them once."""
-        prefetch = self.backward_prefetch
-        if not (prefetch is None or isinstance(prefetch, torch_fsdp.BackwardPrefetch) or str(prefetch) in {"1", "2"}):
-            word_of("backward_prefetch", str(prefetch), constants.FSDP_BACKWARD_PREFETCH)
+        # torch's own value has a name
+        prefetch = str(getattr(self.backward_prefetch, "name", self.backward_prefetch))
+        if self.backward_prefetch is not None and prefetch not in {"1", "2"}:
+            word_of("backward_prefetch", prefetch, constants.FSDP_BACKWARD_PREFETCH)
         reasons = {name: why for name, why in WITHOUT_EFFECT.items() if getattr(self, name) is not None}
         for name in reasons:
             setattr(self, name, None)
@@ -256,19 +276,21 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
             warn_user(" ".join([*sentences, f"Pass fsdp_version=2{' without them' if reasons else ''}."]))
 
     def _choose_wrapping(self) -> None:
+        from torch.distributed.fsdp import wrap
+
         if self.auto_wrap_policy is None:
             self.auto_wrap_policy = _read("auto_wrap_policy")
         if not isinstance(self.auto_wrap_policy, str):
             return
         name = word_of("auto_wrap_policy", self.auto_wrap_policy, constants.FSDP_AUTO_WRAP_POLICY)
         if name == "TRANSFORMER_BASED_WRAP":
-            self.auto_wrap_policy = torch_fsdp.transformer_auto_wrap_policy
+            self.auto_wrap_policy = wrap.transformer_auto_wrap_policy
             classes: Any = self.transformer_cls_names_to_wrap
             if classes is None:
                 classes = _read("transformer_layer_cls_to_wrap")
             self.transformer_cls_names_to_wrap = classes.split(",") if isinstance(classes, str) else classes
         elif name == "SIZE_BASED_WRAP":
-            self.auto_wrap_policy = torch_fsdp.size_based_auto_wrap_policy
+            self.auto_wrap_policy = wrap.size_based_auto_wrap_policy
             if self.min_num_params is None:
                 self.min_num_params = _read("min_num_params")
             if not isinstance(self.min_num_params, int):
@@ -280,30 +302,16 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
             self.auto_wrap_policy = None
 
     def _choose_mixed_precision(self) -> None:
+        from torch.distributed import fsdp
+
         policy = self.mixed_precision_policy
         if isinstance(policy, (str, dict)):
             self.set_mixed_precision(policy, override=isinstance(policy, str))
-        elif isinstance(policy, torch_fsdp.MixedPrecision):
+        elif isinstance(policy, fsdp.MixedPrecision):
             # the first version gives a model's outputs as they come, and casts its inputs at the root alone
-            self.mixed_precision_policy = torch_fsdp.MixedPrecisionPolicy(
-                param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype
-            )
+            self.mixed_precision_policy = fsdp.MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype)
         if self.mixed_precision_policy is not None:
             self.validate_mixed_precision_policy()
-
-    def _policy_of(self, dtypes: dict[str, torch.dtype]) -> torch_fsdp.MixedPrecisionPolicy:
-        is_version_1 = self.requested_version == 1
-        wanted = {"param_dtype", "reduce_dtype", "buffer_dtype" if is_version_1 else "output_dtype"}
-        if dtypes.keys() != wanted or not all(dtype in _DTYPES.values() for dtype in dtypes.values()):
-            raise ConfigurationError(
-                f"mixed_precision_policy is {dtypes!r}. It must be a dict with the keys {', '.join(sorted(wanted))}, whose values "
-                f"are of {', '.join(map(str, dict.fromkeys(_DTYPES.values())))}."
-            )
-        return torch_fsdp.MixedPrecisionPolicy(
-            param_dtype=dtypes["param_dtype"],
-            reduce_dtype=dtypes["reduce_dtype"],
-            output_dtype=dtypes.get("output_dtype"),
-        )
 
 
 def enable_fsdp_ram_efficient_loading() -> None:

@@ -1,18 +1,22 @@
 """The strategy that shards weights, gradients and optimizer states with torch's `fully_shard` (FSDP2)."""
 
+import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, StateDictType, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.distributed.tensor import DTensor
-from torch.nn import Module, Parameter
+from torch.nn import Module, ModuleDict, ModuleList, Parameter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError
@@ -21,18 +25,14 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import BF16
 from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
-from accelerate_nb.runtime.strategies.fsdp.wrapping import (
-    blocks_of,
-    check_shapes,
-    checkpoint_activations,
-    ignored_weights,
-)
-from accelerate_nb.runtime.strategies.sharded import InitialWeights, ShardedStrategy
+from accelerate_nb.runtime.strategies.sharded import InitialWeights, ShardedStrategy, shared_weights
 from accelerate_nb.runtime.strategies.tensor_parallel import LayerSplitter
-from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
+from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place, is_repeated_blocks
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import be_a_group
 from accelerate_nb.runtime.world.world import World
+
+CHECKPOINTED = "_checkpoint_wrapped_module"
 
 
 class FSDP(ShardedStrategy):
@@ -62,7 +62,7 @@ class FSDP(ShardedStrategy):
     @property
     def writes_parts(self) -> bool:
         """Whether the plugin requests parts, rather than complete files."""
-        return self.fsdp_plugin.state_dict_type is not StateDictType.FULL_STATE_DICT
+        return bool(self.fsdp_plugin.writes_parts)
 
     def use_parallelism(self, config: ParallelismConfig) -> None:
         """Shard along the configuration's mesh, and split layers along it where it says so."""
@@ -90,7 +90,13 @@ class FSDP(ShardedStrategy):
     def ignored(self, model: Module) -> set[Parameter]:
         """The weights that stay whole; `ConfigurationError` where another one can't be sharded."""
         found = ignored_weights(model, self.fsdp_plugin.ignored_modules)
-        check_shapes(model, found)
+        numbers = [name for name, weight in model.named_parameters() if weight.ndim == 0 and weight not in found]
+        if numbers:
+            raise ConfigurationError(
+                f"The model's {', '.join(numbers)} should be sharded, but has no dimension along which it could be cut. Make it a "
+                "tensor of one element, `torch.zeros(1)` for `torch.tensor(0.0)`, or freeze it and name its module in "
+                "`ignored_modules`."
+            )
         return found
 
     def blocks(self, model: Module) -> list[Module]:
@@ -218,3 +224,105 @@ def _reshard_without_backward(model: Any, _inputs: Any, _outputs: Any) -> None:
     """Shard what the root keeps for a backward that does not come; an optimizer made then would get whole weights."""
     if not torch.is_grad_enabled():
         model.reshard()
+
+
+# The parts of a model whose weights are gathered and freed together
+
+
+def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Module]:
+    """The modules that are sharded each for itself, the innermost first, without the model itself."""
+    # one weight belongs to one part: a module that shares one with what is outside of it is left to the model, as is a list
+    chosen = block_policy(model, plugin)
+    shared = shared_weights(model)
+    return [
+        module
+        for module in _bottom_up(model)
+        if module is not model
+        and not isinstance(module, (ModuleList, ModuleDict))
+        and chosen(inner(module))
+        and not _shares_outside(module, shared)
+    ]
+
+
+def inner(module: Module) -> Module:
+    """A module without the wrapper that recomputes its activations."""
+    while (wrapped := module._modules.get(CHECKPOINTED)) is not None:
+        module = wrapped
+    return module
+
+
+def block_policy(model: Module, plugin: FullyShardedDataParallelPlugin) -> Callable[[Module], bool]:
+    """The function that says of a module whether it is one of these."""
+    settings = copy(plugin)  # what it finds in this model is not for another
+    settings.set_auto_wrap_policy(model)
+    policy: Any = settings.auto_wrap_policy
+    function = getattr(policy, "func", policy)
+    if function is size_based_auto_wrap_policy:
+        least = getattr(policy, "keywords", {}).get("min_num_params", settings.min_num_params or 0)
+        return lambda module: _size(module) > least
+    if function is transformer_auto_wrap_policy and (classes := tuple(policy.keywords["transformer_layer_cls"])):
+        return lambda module: isinstance(module, classes)
+    if policy is not None and function is not transformer_auto_wrap_policy:
+        return lambda module: bool(policy(module=module, recurse=False, nonwrapped_numel=_size(module)))
+    names = getattr(model, "_no_split_modules", None) or ()
+    repeated = {id(block) for block in _repeated_blocks(model)}
+    return lambda module: type(module).__name__ in names if names else id(module) in repeated
+
+
+def _repeated_blocks(module: Module) -> Iterator[Module]:
+    """The elements of the outermost lists of equal modules; what such elements have in lists of their own is small."""
+    for child in module.children():
+        yield from child.children() if is_repeated_blocks(child) else _repeated_blocks(child)
+
+
+def _size(module: Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def _bottom_up(module: Module) -> Iterator[Module]:
+    """A module's parts before the module itself, each once."""
+    seen: set[int] = set()
+
+    def walk(part: Module) -> Iterator[Module]:
+        seen.add(id(part))
+        for child in part.children():
+            if id(child) not in seen:
+                yield from walk(child)
+        yield part
+
+    return walk(module)
+
+
+def _shares_outside(module: Module, shared: dict[int, list[Module]]) -> bool:
+    inside = {id(part) for part in module.modules()}
+    return any(id(owner) not in inside for weight in module.parameters() for owner in shared.get(id(weight), ()))
+
+
+def ignored_weights(model: Module, ignored: Iterable[Module] | str | None) -> set[Parameter]:
+    """The weights that every process keeps whole: those of modules, or of a pattern of their names, and what has no numbers."""
+    empty = {weight for weight in model.parameters() if weight.numel() == 0}
+    if ignored is None:
+        return empty
+    if not isinstance(ignored, str):
+        return empty | {weight for module in ignored for weight in module.parameters()}
+    pattern = re.compile(ignored)
+    found = [module for name, module in model.named_modules() if pattern.fullmatch(name)]
+    if not found:
+        raise ConfigurationError(
+            f"ignored_modules={ignored!r} was requested, but no module's name matches it. Names are "
+            f"{', '.join([name for name, _ in model.named_modules() if name][:8])}, …"
+        )
+    return empty.union(*(module.parameters() for module in found))
+
+
+def checkpoint_activations(model: Module, blocks: Sequence[Module], *, offload: bool) -> list[Module]:
+    """Have blocks recompute activations in the backward, with `offload` from inputs on the CPU; returns the wrapped blocks."""
+    wrapped = {id(block): checkpoint_wrapper(block, preserve_rng_state=True) for block in blocks}
+    if offload:
+        wrapped = {key: offload_wrapper(block) for key, block in wrapped.items()}
+    for parent in list(model.modules()):
+        # a block may have several names, of which `named_children` gives one
+        for name, child in list(parent._modules.items()):
+            if id(child) in wrapped and wrapped[id(child)] is not parent and not name.startswith("_checkpoint_wrapped"):
+                setattr(parent, name, wrapped[id(child)])
+    return [wrapped[id(block)] for block in blocks]

@@ -19,7 +19,7 @@ from accelerate_nb.runtime.operations.collective import broadcast, gather, reduc
 from accelerate_nb.runtime.operations.nested import recursively_apply, send_to_device
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, get_args
-from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches, output_on_all
+from accelerate_nb.runtime.strategies.pipeline.staged_model import batch_size, merged, microbatches, output_on_all
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
 from accelerate_nb.runtime.world.mesh import DATA_AXES, Mesh
 

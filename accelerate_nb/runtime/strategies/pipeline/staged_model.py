@@ -6,21 +6,22 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, ModuleDict, ModuleList, Parameter, Sequential
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelerate_nb.config.value_types import did_you_mean
-from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.errors import ConfigurationError, DataError, StateError
 from accelerate_nb.runtime.strategies.base import Inputs
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
-from accelerate_nb.runtime.strategies.fsdp.wrapping import CHECKPOINTED, block_policy, inner
+from accelerate_nb.runtime.strategies.fsdp.strategy import CHECKPOINTED, block_policy, inner
 
 # Positional arguments of a model, or keyword arguments.
 ExampleInputs: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
@@ -120,24 +121,16 @@ def operations(model: Module, names: Sequence[str], example: ExampleInputs) -> l
 def balanced(costs: Sequence[float], count: int) -> list[int]:
     """The indices at which the second and later of `count` runs of costs begin, whose largest sum is as small as can be."""
     total = [0.0, *accumulate(costs)]
-    size = len(costs)
-    # the largest sum of the best cut of the first layers into so many runs, and where the last of these begins
-    best: list[tuple[float, int]] = [(total[end], 0) for end in range(size + 1)]
-    begins: list[list[int]] = []
-    for runs in range(2, count + 1):
-        current = [(float("inf"), 0)] * (size + 1)
-        for end in range(runs, size + 1):
-            current[end] = min(
-                (max(best[start][0], total[end] - total[start]), start) for start in range(runs - 1, end)
-            )
-        best = current
-        begins.append([start for _, start in current])
-    starts: list[int] = []
-    end = size
-    for column in reversed(begins):
-        end = column[end]
-        starts.append(end)
-    return starts[::-1]
+
+    @cache
+    def best(end: int, runs: int) -> tuple[float, tuple[int, ...]]:
+        """The largest sum of the first layers in so many runs, and where the later of these begin, the last first."""
+        if runs == 1:
+            return total[end], ()
+        former = [(start, *best(start, runs - 1)) for start in range(runs - 1, end)]
+        return min((max(largest, total[end] - total[start]), (start, *starts)) for start, largest, starts in former)
+
+    return list(reversed(best(len(costs), count)[1]))
 
 
 def _named_starts(names: Sequence[str], begins: Sequence[str], count: int) -> list[int]:
@@ -480,3 +473,64 @@ def _without_numbers(module: Module, device: torch.device) -> Module:
     }
     twin: Module = deepcopy(module, memo)
     return twin
+
+
+# A batch in parts along its first dimension, and the outputs of the parts as that of the whole
+
+
+def batch_size(inputs: Any) -> int:
+    """The number of samples: the length of the first tensor that has a dimension."""
+    found = next((leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor) and leaf.ndim), None)
+    if found is None:
+        raise DataError(
+            "A model that is split into stages was called without a tensor whose first dimension is the samples'. Pass a batch that has "
+            "one on all processes."
+        )
+    return len(found)
+
+
+def microbatches(inputs: Any, count: int) -> list[Any]:
+    """The inputs in so many parts, at most one a sample; tensors are cut along dimension 0, other things go to every part."""
+    size = batch_size(inputs)
+    leaves, structure = tree_flatten(inputs)
+    count = min(count, size)
+    cut = [
+        leaf.tensor_split(count) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else [leaf] * count
+        for leaf in leaves
+    ]
+    return [tree_unflatten(list(part), structure) for part in zip(*cut, strict=True)]
+
+
+def merged(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """The outputs of parts as the whole batch's: tensors joined along dimension 0, numbers averaged over samples, else the first's."""
+
+    def joined(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], Tensor):
+            return leaves[0]
+        if leaves[0].ndim:
+            return torch.cat(leaves)
+        weights = torch.tensor(sizes, dtype=torch.float32, device=leaves[0].device)
+        return ((torch.stack(leaves) * (weights / weights.sum())).sum()).to(leaves[0].dtype)
+
+    return tree_map(joined, *outputs)
+
+
+def output_on_all(output: Any, source: int, group: Any, device: torch.device) -> Any:
+    """A rank's output on all processes of a group; objects in it that are no plain values, such as a cache, stay with that rank."""
+
+    def described(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+        return leaf if isinstance(leaf, (bool, int, float, str)) else None
+
+    def filled(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        tensor = leaf.detach().contiguous() if is_source else torch.empty_like(leaf, device=device)
+        dist.broadcast(tensor, source, group=group)
+        return tensor
+
+    is_source = dist.get_rank() == source
+    held = [tree_map(described, output)]
+    dist.broadcast_object_list(held, source, group=group)
+    return tree_map(filled, output if is_source else held[0])
