@@ -444,9 +444,6 @@ def is_fused(optimizer: Optimizer) -> bool:
 
 # The devices on which a model's weights were put before `prepare`
 
-# The device map's names for weights that are not on an accelerator.
-_OFFLOADED = ("cpu", "disk")
-
 
 def devices_of(model: Module) -> set[Any]:
     """The devices that transformers' `device_map` gave a model's weights, or those of its most spread part; empty without a map."""
@@ -510,7 +507,7 @@ def check_quantised(model: Module, device: torch.device) -> None:
             "You can't train a model that has been loaded in 8-bit or 4-bit precision with CPU or disk offload: its weights "
             f"lie on {', '.join(sorted(places))}. Load it with all of it on {device}; a newer bitsandbytes trains on a CPU too."
         )
-    if len(places) == 1 and not places & {str(device), str(device.index or 0), device.type, *_OFFLOADED}:
+    if len(places) == 1 and not places & {str(device), str(device.index or 0), device.type, "cpu", "disk"}:
         raise ConfigurationError(
             "You can't train a model that has been loaded in 8-bit or 4-bit precision on a different device than the one "
             f"you're training on: its weights lie on {places.pop()}, and this process works on {device}. Load it with "

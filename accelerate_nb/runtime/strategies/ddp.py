@@ -6,9 +6,8 @@ from typing import Any
 from weakref import WeakSet
 
 import torch.distributed as dist
-from torch import OutOfMemoryError, Tensor
+from torch import OutOfMemoryError, Tensor, nn
 from torch.distributed.algorithms.join import Join
-from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
@@ -33,7 +32,7 @@ class DDP(Strategy):
         self._wrapped: WeakSet[DistributedDataParallel] = WeakSet()
         at_world_exit(self._release)
 
-    def accept(self, model: Module) -> None:
+    def accept(self, model: nn.Module) -> None:
         """Raise a `ConfigurationError` for a model whose weights are on several devices, unless that is allowed."""
         places = devices_of(model)
         if len(places) > 1 and not parse_flag_from_env("ACCELERATE_BYPASS_DEVICE_MAP"):
@@ -43,7 +42,7 @@ class DDP(Strategy):
             )
         super().accept(model)
 
-    def wrap_model(self, model: Module) -> Module:
+    def wrap_model(self, model: nn.Module) -> nn.Module:
         """The model in `DistributedDataParallel`, unless none of its weights learns."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
@@ -58,20 +57,20 @@ class DDP(Strategy):
         self._wrapped.add(wrapped)
         return wrapped
 
-    def compile(self, model: Module, how: TorchDynamoPlugin) -> Module:
+    def compile(self, model: nn.Module, how: TorchDynamoPlugin) -> nn.Module:
         """The model, compiled; regions are compiled inside of what copies it, which stays the object that it is."""
         if how.use_regional_compilation and isinstance(model, DistributedDataParallel):
             model.module = how.compiled(model.module)
             return model
         return super().compile(model, how)
 
-    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
+    def hold_gradients(self, model: nn.Module) -> AbstractContextManager[Any]:
         """`DistributedDataParallel.no_sync`."""
         copies = copies_in(model)
         return nullcontext() if copies is None else copies.no_sync()
 
     @contextmanager
-    def send_gradients(self, model: Module) -> Iterator[None]:
+    def send_gradients(self, model: nn.Module) -> Iterator[None]:
         """Make the coming backward exchange gradients although its forward did not prepare for it."""
         copies = copies_in(model)
         if copies is None:

@@ -7,15 +7,7 @@ from functools import partial
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    SequenceParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, parallel
 from torch.nn import Embedding, Linear, Module
 from torch.utils._pytree import tree_map
 
@@ -28,17 +20,17 @@ from accelerate_nb.runtime.world.world import World
 
 # The ways to split a layer by their names in plans, most of which are those of transformers.
 STYLES: Mapping[str, Any] = {
-    "colwise": ColwiseParallel,
-    "rowwise": RowwiseParallel,
-    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "embedding_colwise": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "sequence_parallel": SequenceParallel,
+    "colwise": parallel.ColwiseParallel,
+    "rowwise": parallel.RowwiseParallel,
+    "colwise_gather_output": lambda: parallel.ColwiseParallel(output_layouts=Replicate()),
+    "colwise_rep": lambda: parallel.ColwiseParallel(output_layouts=Replicate()),
+    "rowwise_rep": lambda: parallel.RowwiseParallel(input_layouts=Replicate()),
+    "rowwise_split_input": lambda: parallel.RowwiseParallel(input_layouts=Replicate()),
+    "embedding_rowwise": lambda: parallel.RowwiseParallel(input_layouts=Replicate()),
+    "embedding_colwise": lambda: parallel.ColwiseParallel(output_layouts=Replicate()),
+    "sequence_parallel": parallel.SequenceParallel,
     # a norm of each head, of which a process has some: (samples, tokens, heads, width of a head)
-    "replicated_with_grad_allreduce": lambda: SequenceParallel(sequence_dim=2, use_local_output=True),
+    "replicated_with_grad_allreduce": lambda: parallel.SequenceParallel(sequence_dim=2, use_local_output=True),
 }
 _WHOLE_OUTPUTS = ("colwise_gather_output", "colwise_rep")
 _EXAMPLE = "TorchTensorParallelConfig(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'})"
@@ -99,7 +91,7 @@ class LayerSplitter:
         for name, style in styles.items():
             made = _style(name, style)
             if name == output:
-                made = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+                made = parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
             _split(name, model.get_submodule(name), mesh, made, weights)
 
     def _split_output(self, model: Module, styles: Mapping[str, Any]) -> str:
@@ -113,7 +105,7 @@ class LayerSplitter:
             )
         # once for several models
         self._losses.close()
-        self._losses.enter_context(loss_parallel())
+        self._losses.enter_context(parallel.loss_parallel())
         # a loss that the model computed itself is a plain tensor again
         model.register_forward_hook(
             lambda _model, _arguments, output: tree_map(
@@ -131,14 +123,14 @@ def split_dimensions(model: Module) -> dict[str, int]:
     """The dimensions along which the model's own plan splits its weights, by their names; none where it has ways that are not known."""
     found: dict[str, int] = {}
     styles = _styles(model, None, 1)
-    if not all(isinstance(style, ParallelStyle) or style in STYLES for style in styles.values()):
+    if not all(isinstance(style, parallel.ParallelStyle) or style in STYLES for style in styles.values()):
         return found
     for name, style in styles.items():
         layer, made = model.get_submodule(name), _style(name, style)
         if (split := _split_dimension(layer, made)) is None:
             continue
         found[f"{name}.weight"] = split[0]
-        if isinstance(made, ColwiseParallel) and getattr(layer, "bias", None) is not None:
+        if isinstance(made, parallel.ColwiseParallel) and getattr(layer, "bias", None) is not None:
             found[f"{name}.bias"] = 0
     return found
 
@@ -167,7 +159,7 @@ def _styles(model: Module, given: Mapping[str, Any] | None, size: int) -> dict[s
     return styles
 
 
-def _split(name: str, layer: Module, mesh: DeviceMesh, style: ParallelStyle, weights: InitialWeights) -> None:
+def _split(name: str, layer: Module, mesh: DeviceMesh, style: parallel.ParallelStyle, weights: InitialWeights) -> None:
     size, split = mesh.size(), _split_dimension(layer, style)
     if split is not None and split[1] % size:
         raise ConfigurationError(
@@ -176,7 +168,7 @@ def _split(name: str, layer: Module, mesh: DeviceMesh, style: ParallelStyle, wei
         )
     learns = {part: weight.requires_grad for part, weight in layer.named_parameters()}
     weights.bring(layer)
-    parallelize_module(layer, mesh, style)
+    parallel.parallelize_module(layer, mesh, style)
     for part, weight in layer.named_parameters():
         weight.requires_grad_(learns[part])
         if weight.requires_grad and isinstance(weight, DTensor):
@@ -188,23 +180,24 @@ def _placed_as(placements: Sequence[Placement], gradient: DTensor) -> DTensor:
     return gradient.redistribute(placements=placements)
 
 
-def _split_dimension(layer: Module, style: ParallelStyle) -> tuple[int, int] | None:
+def _split_dimension(layer: Module, style: parallel.ParallelStyle) -> tuple[int, int] | None:
     """The dimension along which a way splits a layer's weight, and its width there, where they are known."""
-    if not isinstance(layer, (Linear, Embedding)) or not isinstance(style, (ColwiseParallel, RowwiseParallel)):
+    by_columns = isinstance(style, parallel.ColwiseParallel)
+    if not isinstance(layer, (Linear, Embedding)) or not (by_columns or isinstance(style, parallel.RowwiseParallel)):
         return None
-    dim = 0 if isinstance(style, ColwiseParallel) == isinstance(layer, Linear) else 1
+    dim = 0 if by_columns == isinstance(layer, Linear) else 1
     return dim, layer.weight.shape[dim]
 
 
-def _style(pattern: str, style: Any) -> ParallelStyle:
-    if isinstance(style, ParallelStyle):
+def _style(pattern: str, style: Any) -> parallel.ParallelStyle:
+    if isinstance(style, parallel.ParallelStyle):
         return style
     if style not in STYLES:
         raise ConfigurationError(
             f"The plan of tp splits {pattern!r} by {style!r}, which is not known here. {did_you_mean(str(style), STYLES)} Known "
             f"ones are {', '.join(STYLES)}; an object of torch's ParallelStyle works too."
         )
-    made: ParallelStyle = STYLES[style]()
+    made: parallel.ParallelStyle = STYLES[style]()
     return made
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
-from torch.nn import Module, Parameter
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
@@ -67,7 +66,7 @@ class XlaDDP(Strategy):
         """Have the device begin with its pending work."""
         xla.sync()
 
-    def place(self, model: Module) -> Module:
+    def place(self, model: nn.Module) -> nn.Module:
         """The model on this rank's device; its weights stay the objects that they are, so ties and optimizers hold."""
         if has_places(model):
             return model
@@ -76,7 +75,7 @@ class XlaDDP(Strategy):
                 _move(item, self.world.device)
         return super().place(model)
 
-    def wrap_model(self, model: Module) -> Module:
+    def wrap_model(self, model: nn.Module) -> nn.Module:
         """The same model, with the first rank's weights and buffers, whose gradients are averaged from now on."""
         if self.world.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
@@ -105,12 +104,12 @@ class XlaDDP(Strategy):
         for model in self._models.values():
             model.settle(after_backward=True)
 
-    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
+    def hold_gradients(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block whose backwards keep their gradients to this rank."""
         averaged = self._averaged(model)
         return nullcontext() if averaged is None else averaged.holding()
 
-    def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
+    def send_gradients(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block whose backward averages gradients, the held ones too."""
         averaged = self._averaged(model)
         return nullcontext() if averaged is None else averaged.sending()
@@ -202,7 +201,7 @@ class XlaDDP(Strategy):
             number = buffer.detach().int() if buffer.dtype == torch.bool else buffer.detach()
             buffer.data = xla.reduced(torch.where(is_first, number, torch.zeros_like(number)), "sum").to(buffer.dtype)
 
-    def _averaged(self, model: Module) -> AveragedModel | None:
+    def _averaged(self, model: nn.Module) -> AveragedModel | None:
         return self._models.get(id(extract_model_from_parallel(model, keep_torch_compile=False)))
 
 
@@ -212,7 +211,7 @@ def _move(tensor: Tensor, device: torch.device) -> None:
     moved = tensor.detach().to(device)
     try:
         torch.utils.swap_tensors(
-            tensor, Parameter(moved, tensor.requires_grad) if isinstance(tensor, Parameter) else moved
+            tensor, nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
         )
     except RuntimeError as error:
         raise ConfigurationError(

@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.nn import Module
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
@@ -170,7 +169,7 @@ def choose_accumulation(plugin: DeepSpeedPlugin, steps: int) -> int:
     return found
 
 
-def fill_in(plugin: DeepSpeedPlugin, call: PrepareCall, model: Module, optimizer: Any, scheduler: Any) -> None:
+def fill_in(plugin: DeepSpeedPlugin, call: PrepareCall, model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Replace all that is "auto", but the number of micro-steps, which `choose_accumulation` has filled in."""
     values: dict[str, Any] = {
         "gradient_clipping": 1.0,
@@ -192,7 +191,7 @@ def fill_in(plugin: DeepSpeedPlugin, call: PrepareCall, model: Module, optimizer
         plugin.deepspeed_config["train_batch_size"] = values["train_batch_size"]
 
 
-def _of_hidden_size(plugin: DeepSpeedPlugin, model: Module) -> dict[str, Any]:
+def _of_hidden_size(plugin: DeepSpeedPlugin, model: nn.Module) -> dict[str, Any]:
     wanted = [key for key in _OF_HIDDEN_SIZE if plugin.is_auto(key)]
     if not wanted:
         return {}

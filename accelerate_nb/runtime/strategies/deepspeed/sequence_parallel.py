@@ -13,12 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.compat.packages import compare_versions
 from accelerate_nb.runtime.parallelism_config import DeepSpeedSequenceParallelConfig
-from accelerate_nb.runtime.strategies.context_parallel import (
-    IGNORED_LABEL,
-    SequenceBatches,
-    SequencePart,
-    refuse_recurrent,
-)
+from accelerate_nb.runtime.strategies import context_parallel
 from accelerate_nb.runtime.world.world import World
 
 # The first version with the functions that Accelerate calls.
@@ -40,7 +35,8 @@ class SequenceParallel:
             )
         self._config, self._size = config, world.mesh.sp
         rank = world.mesh.coordinates(world.rank).get("sp", 0)
-        self._batches = SequenceBatches(SequencePart(rank, self._size, balanced=False))
+        part = context_parallel.SequencePart(rank, self._size, balanced=False)
+        self._batches = context_parallel.SequenceBatches(part)
         self._batch_size: int | None = None
         # the name of the function that is replaced, and the function
         self._replaced: tuple[str, Any] | None = None
@@ -115,7 +111,7 @@ class SequenceParallel:
                 f"sp_size={self._size} was requested, and DeepSpeed splits the sequences of transformers' models alone, of which "
                 f"{type(model).__name__} is none. Leave sp_size out."
             )
-        refuse_recurrent(model, f"sp_size={self._size}")
+        context_parallel.refuse_recurrent(model, f"sp_size={self._size}")
         text = config.get_text_config()
         heads = text.num_attention_heads
         of_keys = getattr(text, "num_key_value_heads", None) or heads
@@ -184,5 +180,5 @@ class SequenceParallel:
             whole["position_ids"] = torch.arange(length, device=ids.device).expand(ids.shape)
         labels = whole.pop("labels", None)
         if labels is not None and whole.get("shift_labels") is None:
-            whole["shift_labels"] = F.pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]
+            whole["shift_labels"] = F.pad(labels, (0, 1), value=context_parallel.IGNORED_LABEL)[:, 1:]
         return self._batches.cut(whole)

@@ -13,9 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.devices import async_io
@@ -159,15 +158,15 @@ class DeepSpeed(Strategy):
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
         """An engine for the model, and its optimizer; a model without one is only evaluated, unless its weights are in parts."""
-        models = [request for request in requests if isinstance(request.value, Module)]
-        optimizers = [request for request in requests if not isinstance(request.value, Module)]
+        models = [request for request in requests if isinstance(request.value, nn.Module)]
+        optimizers = [request for request in requests if not isinstance(request.value, nn.Module)]
         is_zero3 = self.deepspeed_plugin.get_value("zero_optimization.stage") == 3
         trained = [request for request in models if request.is_trained and (optimizers or is_zero3)]
         self._check(models, trained, optimizers)
         engine: Any = self._engine(trained[0], optimizers[0].value if optimizers else None) if trained else None
         return [
             engine.optimizer
-            if not isinstance(request.value, Module)
+            if not isinstance(request.value, nn.Module)
             else engine
             if request in trained
             else super(DeepSpeed, self).prepare_model(replace(request, is_trained=False))
@@ -212,7 +211,7 @@ class DeepSpeed(Strategy):
         preparation.check_pair(plugin.deepspeed_config, optimizer, scheduler, schedules)
         if isinstance(optimizer, Optimizer):
             plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
-        model: Module = request.value
+        model: nn.Module = request.value
         plugin.set_moe_leaf_modules(model)
         preparation.fill_in(plugin, call, model, optimizer, scheduler)
         arguments: dict[str, Any] = {"model": self.precision.wrap_forward(model), "config": plugin.deepspeed_config}
@@ -313,7 +312,7 @@ class DeepSpeed(Strategy):
         return not getattr(optimizer, "overflow", False)
 
     @contextmanager
-    def hold_gradients(self, model: Module) -> Iterator[None]:
+    def hold_gradients(self, model: nn.Module) -> Iterator[None]:
         """A block whose backwards are no end of a window of accumulation."""
         before, self._is_held = self._is_held, True
         try:
@@ -353,7 +352,7 @@ class DeepSpeed(Strategy):
             weights, modifier_rank=modifier_rank, fwd_module=forward_module
         )
 
-    def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
+    def model_state(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """The complete weights; of stage 3 on each machine's first process, and an empty dictionary on the others."""
         state = _complete_state(self.unwrap(model), is_kept=self.world.is_local_main)
         return {original_name(name): item for name, item in state.items()}
@@ -409,7 +408,7 @@ class DeepSpeed(Strategy):
 
         return LoadedFile(folder / tag, f"the engine of model {index}", states, receive)
 
-    def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
+    def set_window_gradients(self, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
         """Have no gradients, as after a step."""
 
     def release(self) -> None:
@@ -431,7 +430,7 @@ class DeepSpeed(Strategy):
             plugin.unselect()
 
 
-def _complete_state(model: Module, *, is_kept: bool) -> dict[str, Any]:
+def _complete_state(model: nn.Module, *, is_kept: bool) -> dict[str, Any]:
     """Complete weights and buffers by name, on the CPU where they are in parts; whole one module at a time. All processes call it."""
     from deepspeed.runtime.zero import GatheredParameters
 

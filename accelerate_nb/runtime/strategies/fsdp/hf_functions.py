@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
@@ -23,7 +22,7 @@ _Path = str | os.PathLike[str]
 def save_fsdp_model(
     fsdp_plugin: FullyShardedDataParallelPlugin,
     accelerator: Any,
-    model: Module,
+    model: torch.nn.Module,
     output_dir: _Path,
     model_index: int = 0,
     adapter_only: bool = False,
@@ -50,7 +49,7 @@ def save_fsdp_model(
 def load_fsdp_model(
     fsdp_plugin: FullyShardedDataParallelPlugin,
     accelerator: Any,
-    model: Module,
+    model: torch.nn.Module,
     input_dir: _Path,
     model_index: int = 0,
     adapter_only: bool = False,
@@ -84,7 +83,7 @@ def save_fsdp_optimizer(
     fsdp_plugin: FullyShardedDataParallelPlugin,
     accelerator: Any,
     optimizer: Any,
-    model: Module,
+    model: torch.nn.Module,
     output_dir: _Path,
     optimizer_index: int = 0,
     use_dcp: bool = True,
@@ -106,7 +105,7 @@ def load_fsdp_optimizer(
     fsdp_plugin: FullyShardedDataParallelPlugin,
     accelerator: Any,
     optimizer: Any,
-    model: Module,
+    model: torch.nn.Module,
     input_dir: _Path,
     optimizer_index: int = 0,
     adapter_only: bool = False,  # noqa: ARG001 - an optimizer has what learns alone
@@ -136,7 +135,7 @@ def _process_file(accelerator: Any, stem: str) -> str:
     return f"{stem}_rank{accelerator.process_index}.bin"
 
 
-def _own_part(path: Path, expected: str, model: Module, receive: Callable[[Any], Any]) -> LoadedFile:
+def _own_part(path: Path, expected: str, model: torch.nn.Module, receive: Callable[[Any], Any]) -> LoadedFile:
     """What a process wrote of its own part, on the mesh of the model that it is for, which may have been named otherwise."""
     # torch knows tensors of a mesh as data once their module is there
     from torch.distributed.tensor import DTensor
@@ -174,22 +173,22 @@ def _write(accelerator: Any, folder: _Path, files: Sequence[FileToWrite]) -> Non
     accelerator.wait_for_everyone()
 
 
-def fsdp2_prepare_model(accelerator: Any, model: Module) -> Module:
+def fsdp2_prepare_model(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
     """The model, sharded in place as `accelerator.prepare` does."""
-    prepared: Module = accelerator.prepare_model(model)
+    prepared: torch.nn.Module = accelerator.prepare_model(model)
     return prepared
 
 
 def fsdp2_prepare_auto_wrap_policy(
-    fsdp2_plugin: FullyShardedDataParallelPlugin, model: Module
-) -> Callable[[Module], bool]:
+    fsdp2_plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module
+) -> Callable[[torch.nn.Module], bool]:
     """The function that says of a module whether it is sharded for itself."""
     from accelerate_nb.runtime.strategies.fsdp.strategy import block_policy
 
     return block_policy(model, fsdp2_plugin)
 
 
-def fsdp2_apply_ac(accelerator: Any, model: Module) -> Module:
+def fsdp2_apply_ac(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
     """The model, whose blocks recompute their activations in the backward."""
     from accelerate_nb.runtime.strategies.fsdp.strategy import blocks_of, checkpoint_activations
 
@@ -200,10 +199,10 @@ def fsdp2_apply_ac(accelerator: Any, model: Module) -> Module:
 
 def fsdp2_load_full_state_dict(
     accelerator: Any,  # noqa: ARG001 - the model knows its processes
-    model: Module,
+    model: torch.nn.Module,
     full_sd: Mapping[str, Any],
     cpu_offload: bool = False,
-) -> Module:
+) -> torch.nn.Module:
     """The sharded model with complete weights, which the first process has; the others may pass an empty dictionary."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -212,7 +211,7 @@ def fsdp2_load_full_state_dict(
     return model
 
 
-def fsdp2_switch_optimizer_parameters(optimizer: Optimizer, mapping: Mapping[int, Parameter]) -> None:
+def fsdp2_switch_optimizer_parameters(optimizer: Optimizer, mapping: Mapping[int, torch.nn.Parameter]) -> None:
     """Have an optimizer update other weights, by the `data_ptr` of its own; `KeyError` for one that is missing."""
     for group in optimizer.param_groups:
         # Accelerate puts a number in the method's place
@@ -229,15 +228,15 @@ def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get_parameters_from_modules(
-    modules: Iterable[Module] | str | None, model: Module, device: torch.device | str
-) -> set[Parameter]:
+    modules: Iterable[torch.nn.Module] | str | None, model: torch.nn.Module, device: torch.device | str
+) -> set[torch.nn.Parameter]:
     """The weights of modules, or of those whose names a pattern matches, which come to a device."""
     from accelerate_nb.runtime.strategies.fsdp.strategy import ignored_weights
 
-    if isinstance(modules, str):
-        for weight in ignored_weights(model, modules):
-            weight.data = weight.data.to(device)
-    return ignored_weights(model, modules)
+    found = ignored_weights(model, modules)
+    for weight in found if isinstance(modules, str) else ():
+        weight.data = weight.data.to(device)
+    return found
 
 
 def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import Module
 
 from accelerate_nb.config.options.fsdp import OPTIONS, STRATEGY, FsdpOptions
 from accelerate_nb.config.value_types import Boolean, InvalidValue, did_you_mean
@@ -148,17 +147,15 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
                 "each process's part, or 'FULL_STATE_DICT'."
             )
         self.state_dict_type = requested
-        of_model: Any
-        of_optimizer: Any
+        of_model: Any = fsdp.ShardedStateDictConfig
+        of_optimizer: Any = fsdp.ShardedOptimStateDictConfig
         if requested is types.FULL_STATE_DICT:
             of_model = partial(fsdp.FullStateDictConfig, rank0_only=True)
             of_optimizer = partial(fsdp.FullOptimStateDictConfig, rank0_only=True)
-        else:
-            of_model, of_optimizer = fsdp.ShardedStateDictConfig, fsdp.ShardedOptimStateDictConfig
         self.state_dict_config = self.state_dict_config or of_model(offload_to_cpu=True)
         self.optim_state_dict_config = self.optim_state_dict_config or of_optimizer(offload_to_cpu=True)
 
-    def set_auto_wrap_policy(self, model: Module) -> None:
+    def set_auto_wrap_policy(self, model: torch.nn.Module) -> None:
         """
         Complete the policy for a model: the classes of its blocks, or the size from which a module is a unit of its own.
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.distributed.tensor import DTensor
-from torch.nn import Module, ModuleDict, ModuleList, Parameter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError
@@ -71,9 +70,9 @@ class FSDP(ShardedStrategy):
 
     # Preparing
 
-    def prepare_model(self, request: PrepareRequest) -> Module:
+    def prepare_model(self, request: PrepareRequest) -> nn.Module:
         """Shard a model block by block, with the first process's weights on all; only a block at a time is whole on the device."""
-        model: Module = request.value
+        model: nn.Module = request.value
         if isinstance(model, FSDPModule):
             return model
         self.accept(model)
@@ -87,7 +86,7 @@ class FSDP(ShardedStrategy):
         self._shard(model, self.blocks(model), ignored)
         return self.compile(model, request.compiling)
 
-    def ignored(self, model: Module) -> set[Parameter]:
+    def ignored(self, model: nn.Module) -> set[nn.Parameter]:
         """The weights that stay whole; `ConfigurationError` where another one can't be sharded."""
         found = ignored_weights(model, self.fsdp_plugin.ignored_modules)
         numbers = [name for name, weight in model.named_parameters() if weight.ndim == 0 and weight not in found]
@@ -99,18 +98,18 @@ class FSDP(ShardedStrategy):
             )
         return found
 
-    def blocks(self, model: Module) -> list[Module]:
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The modules that are sharded each for itself, which recompute their activations where the plugin requests it."""
         found = blocks_of(model, self.fsdp_plugin)
         if self.fsdp_plugin.activation_checkpointing:
             found = checkpoint_activations(model, found, offload=self.fsdp_plugin.activation_checkpointing_offload)
         return found
 
-    def initialise(self, model: Module) -> Callable[[Module], object] | None:
+    def initialise(self, model: nn.Module) -> Callable[[nn.Module], object] | None:
         """The function that gives a module of the model its first weights: the plugin's, or that which models of transformers have."""
         return self.fsdp_plugin.param_init_fn or getattr(model, "_init_weights", None)
 
-    def _shard(self, model: Module, blocks: Sequence[Module], ignored: set[Parameter]) -> None:
+    def _shard(self, model: nn.Module, blocks: Sequence[nn.Module], ignored: set[nn.Parameter]) -> None:
         plugin, options = self.fsdp_plugin, self.shard_options(model)
         weights = InitialWeights(self.world, self.initialise(model), ignored)
         if self.world.mesh.tp > 1:
@@ -131,12 +130,12 @@ class FSDP(ShardedStrategy):
         if plugin.reshard_after_forward:
             model.register_forward_hook(_reshard_without_backward)
 
-    def shard_options(self, model: Module) -> dict[str, Any]:
+    def shard_options(self, model: nn.Module) -> dict[str, Any]:
         """The arguments of `fully_shard` for all parts of a model, which from now on computes in the precision."""
         policy = self._mixed_precision(model)
         return {"mesh": self._mesh(), "mp_policy": policy, "offload_policy": self.fsdp_plugin.cpu_offload}
 
-    def _mixed_precision(self, model: Module) -> MixedPrecisionPolicy:
+    def _mixed_precision(self, model: nn.Module) -> MixedPrecisionPolicy:
         """The plugin's policy, or the precision's: weights are gathered and gradients sent in its type, beside autocast."""
         plugin = self.fsdp_plugin
         self.precision.wrap_forward(model)
@@ -173,7 +172,7 @@ class FSDP(ShardedStrategy):
             self._shard_mesh = mesh["dp_replicate", shard] if degrees.dp_replicate > 1 else mesh[shard]
         return self._shard_mesh
 
-    def compile(self, model: Module, how: TorchDynamoPlugin) -> Module:
+    def compile(self, model: nn.Module, how: TorchDynamoPlugin) -> nn.Module:
         """The model, compiled; blocks are compiled in place, since each of them gathers its weights."""
         if how.use_regional_compilation:
             return compile_regions_in_place(model, **how.to_kwargs())
@@ -182,7 +181,7 @@ class FSDP(ShardedStrategy):
     # A step
 
     @contextmanager
-    def _gradient_sync(self, model: Module, enabled: bool) -> Iterator[None]:
+    def _gradient_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
         sharded = self.unwrap(model)
         if not isinstance(sharded, FSDPModule):
             yield
@@ -198,11 +197,11 @@ class FSDP(ShardedStrategy):
         self._is_sent[sharded] = enabled
         sharded.set_requires_gradient_sync(enabled)
 
-    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
+    def hold_gradients(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block whose backwards keep whole gradients on this process, and send nothing."""
         return self._gradient_sync(model, enabled=False)
 
-    def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
+    def send_gradients(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block whose backward averages gradients, those that were held among them."""
         return self._gradient_sync(model, enabled=True)
 
@@ -229,7 +228,7 @@ def _reshard_without_backward(model: Any, _inputs: Any, _outputs: Any) -> None:
 # The parts of a model whose weights are gathered and freed together
 
 
-def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Module]:
+def blocks_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
     """The modules that are sharded each for itself, the innermost first, without the model itself."""
     # one weight belongs to one part: a module that shares one with what is outside of it is left to the model, as is a list
     chosen = block_policy(model, plugin)
@@ -238,20 +237,20 @@ def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Mod
         module
         for module in _bottom_up(model)
         if module is not model
-        and not isinstance(module, (ModuleList, ModuleDict))
+        and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
         and chosen(inner(module))
         and not _shares_outside(module, shared)
     ]
 
 
-def inner(module: Module) -> Module:
+def inner(module: nn.Module) -> nn.Module:
     """A module without the wrapper that recomputes its activations."""
     while (wrapped := module._modules.get(CHECKPOINTED)) is not None:
         module = wrapped
     return module
 
 
-def block_policy(model: Module, plugin: FullyShardedDataParallelPlugin) -> Callable[[Module], bool]:
+def block_policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> Callable[[nn.Module], bool]:
     """The function that says of a module whether it is one of these."""
     settings = copy(plugin)  # what it finds in this model is not for another
     settings.set_auto_wrap_policy(model)
@@ -269,21 +268,21 @@ def block_policy(model: Module, plugin: FullyShardedDataParallelPlugin) -> Calla
     return lambda module: type(module).__name__ in names if names else id(module) in repeated
 
 
-def _repeated_blocks(module: Module) -> Iterator[Module]:
+def _repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
     """The elements of the outermost lists of equal modules; what such elements have in lists of their own is small."""
     for child in module.children():
         yield from child.children() if is_repeated_blocks(child) else _repeated_blocks(child)
 
 
-def _size(module: Module) -> int:
+def _size(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
 
 
-def _bottom_up(module: Module) -> Iterator[Module]:
+def _bottom_up(module: nn.Module) -> Iterator[nn.Module]:
     """A module's parts before the module itself, each once."""
     seen: set[int] = set()
 
-    def walk(part: Module) -> Iterator[Module]:
+    def walk(part: nn.Module) -> Iterator[nn.Module]:
         seen.add(id(part))
         for child in part.children():
             if id(child) not in seen:
@@ -293,12 +292,12 @@ def _bottom_up(module: Module) -> Iterator[Module]:
     return walk(module)
 
 
-def _shares_outside(module: Module, shared: dict[int, list[Module]]) -> bool:
+def _shares_outside(module: nn.Module, shared: dict[int, list[nn.Module]]) -> bool:
     inside = {id(part) for part in module.modules()}
     return any(id(owner) not in inside for weight in module.parameters() for owner in shared.get(id(weight), ()))
 
 
-def ignored_weights(model: Module, ignored: Iterable[Module] | str | None) -> set[Parameter]:
+def ignored_weights(model: nn.Module, ignored: Iterable[nn.Module] | str | None) -> set[nn.Parameter]:
     """The weights that every process keeps whole: those of modules, or of a pattern of their names, and what has no numbers."""
     empty = {weight for weight in model.parameters() if weight.numel() == 0}
     if ignored is None:
@@ -315,7 +314,7 @@ def ignored_weights(model: Module, ignored: Iterable[Module] | str | None) -> se
     return empty.union(*(module.parameters() for module in found))
 
 
-def checkpoint_activations(model: Module, blocks: Sequence[Module], *, offload: bool) -> list[Module]:
+def checkpoint_activations(model: nn.Module, blocks: Sequence[nn.Module], *, offload: bool) -> list[nn.Module]:
     """Have blocks recompute activations in the backward, with `offload` from inputs on the CPU; returns the wrapped blocks."""
     wrapped = {id(block): checkpoint_wrapper(block, preserve_rng_state=True) for block in blocks}
     if offload:

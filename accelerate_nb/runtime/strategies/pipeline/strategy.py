@@ -10,15 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    PipelineScheduleMulti,
-    PipelineScheduleSingle,
-    ScheduleDualPipeV,
-    ScheduleZBVZeroBubble,
-    _PipelineScheduleRuntime,
-    get_schedule_class,
-)
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import Module, Parameter
 
 from accelerate_nb.config.value_types import did_you_mean
@@ -56,7 +48,7 @@ from accelerate_nb.runtime.world.world import World
 
 # torch's names, of which those with several stages a process are the later ones.
 NAMES = ("GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-_IN_A_V = (ScheduleZBVZeroBubble, ScheduleDualPipeV)
+_IN_A_V = (schedules.ScheduleZBVZeroBubble, schedules.ScheduleDualPipeV)
 
 
 @dataclass(frozen=True)
@@ -76,13 +68,13 @@ class Schedule:
     @property
     def schedule_class(self) -> Any:
         """Torch's class."""
-        return get_schedule_class(self.name)
+        return schedules.get_schedule_class(self.name)
 
     @property
     def stage_ranks(self) -> list[int]:
         """For each stage the index of its process: around in a circle, or, for some schedules, there and back."""
         there = list(range(self.processes))
-        if issubclass(self.schedule_class, PipelineScheduleSingle):
+        if issubclass(self.schedule_class, schedules.PipelineScheduleSingle):
             return there
         return there + (there[::-1] if self.schedule_class in _IN_A_V else there)
 
@@ -106,14 +98,15 @@ class ScheduledRun:
     ) -> None:
         self.stages, self.count = stages, len(parts)
         made = [self._stage(stage, group, device, parts[0]) for _, stage in sorted(stages.items())]
-        if schedule.schedule_class in _IN_A_V and not issubclass(schedule.schedule_class, _PipelineScheduleRuntime):
+        schedule_class = schedule.schedule_class
+        if schedule_class in _IN_A_V and not issubclass(schedule_class, schedules._PipelineScheduleRuntime):
             raise ConfigurationError(
                 f"The schedule {schedule.name!r} was requested, but that of torch {torch.__version__} can't pass a tensor between two "
                 "stages of one process. Take 'DualPipeV', or a later torch."
             )
-        several = issubclass(schedule.schedule_class, PipelineScheduleMulti)
+        several = issubclass(schedule_class, schedules.PipelineScheduleMulti)
         try:
-            self._schedule = schedule.schedule_class(
+            self._schedule = schedule_class(
                 made if several else made[0],
                 n_microbatches=self.count,
                 loss_fn=lambda output, _target: output.sum(),
@@ -284,8 +277,8 @@ class PipelinedModel(ModelWrapper):
         shared: SharedGradients,
     ) -> None:
         super().__init__(staged.model)
-        self.staged, self.ranks, self.schedule, self.count, self.shared = staged, ranks, schedule, count, shared
-        self.stages = stages
+        self.staged, self.stages, self.ranks = staged, stages, ranks
+        self.schedule, self.count, self.shared = schedule, count, shared
         self._runs: dict[Any, ScheduledRun] = {}
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
