@@ -105,7 +105,9 @@ def _chain(error: TracebackException) -> Iterator[TracebackException]:
 
 
 def _exception_text(error: TracebackException, sources: CellSources) -> str:
-    lines = [*frames_text(error.stack, sources), "".join(error.format_exception_only()).rstrip()]
+    # a message may hold a traceback, as that of a data loader's worker does
+    message = sources.in_words("".join(error.format_exception_only()).rstrip())
+    lines = [*frames_text(error.stack, sources), message]
     every: list[TracebackException] = getattr(error, "exceptions", None) or []
     for number, inner in enumerate(every[:_MOST_OF_A_GROUP], start=1):
         lines.append(f"  {number} of {len(every)}:")

@@ -14,7 +14,7 @@ from accelerate_nb.script.cells import display, shown, wait
 from accelerate_nb.script.options import parameters
 from accelerate_nb.script.processes import alike, once_on_machine, system
 from accelerate_nb.script.ranks import begin, current_ranks
-from accelerate_nb.sources.cells import cell_line, in_words, name_in_warnings
+from accelerate_nb.sources.cells import CellSources, cell_line, name_in_warnings
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def traceback_text(error: BaseException, file: str) -> str:
         _clean(item, file, ours=isinstance(error, AccelerateNbError))
         others = (item.__cause__, item.__context__, *(getattr(item, "exceptions", None) or ()))
         waiting += [other for other in others if other is not None]
-    return in_words("".join(whole.format()))
+    return CellSources({}, {}).in_words("".join(whole.format()))
 
 
 def _clean(error: TracebackException, file: str, *, ours: bool) -> None:

@@ -113,12 +113,7 @@ class _WarningFormatter:
             of_script = cell_line(warning.filename, warning.lineno) if number is None else None
             if number is not None or of_script is not None:
                 text = f"{of_script or f'Cell In[{number}], line {warning.lineno}'}: {text.removeprefix(head)}"
-        return in_words(text)
-
-
-def in_words(text: str) -> str:
-    """A traceback's text where each line `File "train.py", line 31` of an exported script is `train.ipynb, cell 3, line 2`."""
-    return _FRAME.sub(lambda at: f"{at['before']}{cell_line(at['path'], int(at['line'])) or at['file']}", text)
+        return CellSources({}, {}).in_words(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +136,10 @@ class CellSources:
         if filename in self.lines:
             return f"{name}, line {line}"
         return cell_line(filename, line) or f'File "{name}", line {line}'
+
+    def in_words(self, text: str) -> str:
+        """A text with the shown names of the lines in its tracebacks: `File "train.py", line 31` is `train.ipynb, cell 3, line 2`."""
+        return _FRAME.sub(lambda at: f"{at['before']}{self.location(at['path'], int(at['line']))}", text)
 
     def install(self) -> None:
         """Make the lines known to this process's tracebacks, warnings and `inspect`."""

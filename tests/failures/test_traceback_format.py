@@ -59,6 +59,16 @@ def test_a_cell_s_lines_are_shown_with_its_number(cell):
     ]
 
 
+def test_a_traceback_in_a_message_names_the_cell(cell):
+    names, sources = cell("def f():\n    raise KeyError('x')\n")
+    (text,) = traceback.format_exception_only(ValueError("".join(traceback.format_exception(raised(names["f"])))))
+
+    def again():
+        raise ValueError(text)
+
+    assert "  Cell In[4], line 2, in f" in lines_of(again, sources)
+
+
 def test_frames_of_installed_packages_are_folded_but_the_last():
     lines = lines_of(lambda: json.loads("{"))
     assert lines[0].startswith(f'  File "{__file__}", line ')
