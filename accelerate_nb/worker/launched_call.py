@@ -13,7 +13,6 @@ from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import current_random_states
 from accelerate_nb.transport.outcome import pack_result
 from accelerate_nb.transport.serializer import load
-from accelerate_nb.transport.worker_spec import LOOPBACK
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.process_group_keys import separate_groups
 
@@ -32,13 +31,15 @@ def launched_call(
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     rank, size, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), next(_numbers)
     if size > 1:
-        separate_groups(os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "29500")))
+        separate_groups(int(os.environ.get("MASTER_PORT", "29500")))
     was_joined, hf_states, hook = _is_joined(), [state for state in _hf_states() if state], sys.excepthook
     states = current_random_states(gpus=True)
     # with copies of the states, as a worker that was started
     current_random_states().install()
     try:
-        with set_variables(environ, os.environ):
+        # the function may choose a store of its own, as in a worker
+        stores = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in os.environ}
+        with set_variables({**stores, **environ}, os.environ):
             value = call()
             background_tasks.finish()
         if size == 1:

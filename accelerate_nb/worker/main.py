@@ -158,7 +158,7 @@ class RankConnection:
             self._store = TCPStore(
                 *spec.rank_info.master, world_size=None, is_master=True, wait_for_workers=False, master_listen_fd=store
             )
-        separate_groups(*spec.rank_info.master)
+        separate_groups(spec.rank_info.master.port)
         # where torch is not loaded yet, it reads OMP_NUM_THREADS when it is
         torch, threads = sys.modules.get("torch"), spec.process_environment.threads
         if torch is not None and threads is not None and torch.get_num_threads() != threads:

@@ -1,5 +1,6 @@
 """A default process group can be made again and again, by whatever library, wherever this package started the ranks."""
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 
@@ -41,6 +42,15 @@ def through_accelerate() -> float:
     return total
 
 
+def at_a_port_of_its_own() -> float:
+    """As tutorials have it; torchrun's ranks would all wait there for a store that none of them hosts."""
+    os.environ["MASTER_ADDR"], port = "localhost", os.environ["MASTER_PORT"]
+    os.environ["MASTER_PORT"] = str(int(port) % 10000 + 10000)
+    total = plain()
+    os.environ["MASTER_PORT"] = port
+    return total
+
+
 def ours() -> float:
     accelerator = Accelerator()
     total = summed()
@@ -53,7 +63,8 @@ def again_and_again(times: int, *ways: Callable[[], float]) -> list[float]:
 
 
 def test_groups_are_made_again_and_again_in_a_launched_function():
-    assert notebook_launcher(again_and_again, (TIMES, plain, plain, ours, through_accelerate), **TWO) == [2.0] * TIMES
+    ways = (plain, at_a_port_of_its_own, plain, ours, through_accelerate)
+    assert notebook_launcher(again_and_again, (TIMES, *ways), **TWO) == [2.0] * TIMES
 
 
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
