@@ -156,6 +156,10 @@ _CASES = (
     KnownMistake(
         r"[Dd]efault process group has not been initialized", "Make an Accelerator() before: it connects the ranks."
     ),
+    KnownMistake(
+        r"Please make sure to properly initialize your accelerator",
+        "A Trainer of transformers, or an Accelerator of accelerate, came from the notebook: make it in the function that is launched.",
+    ),
 )
 
 

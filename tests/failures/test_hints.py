@@ -45,6 +45,13 @@ class StaysHere:
         raise AttributeError("Can't pickle local object 'train.<locals>.<lambda>'")
 
 
+def an_accelerator_of_another_process():
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()
+    AcceleratorState()
+
+
 def a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         dist.TCPStore("127.0.0.1", taken.getsockname()[1], is_master=True)
@@ -55,6 +62,7 @@ def batches(data, how, **more):
 
 
 RAISED = {
+    "an accelerator of another process": (an_accelerator_of_another_process, "in the function that is launched"),
     "another device": (lambda: torch.nn.Linear(2, 2).to("meta")(torch.ones(2, 2)), "accelerator.prepare"),
     "cuda by name": (cuda_by_name, "accelerator.device in place of .cuda()"),
     "fp16 without its scale": (fp16_without_its_scale, "accelerator.backward(loss) in place of loss.backward()"),
