@@ -12,10 +12,7 @@ export function number(value, digits = 4) {
 }
 
 /** So many digits that matter, also where that rounds up to a power of ten, which JavaScript would write as 1.000e+4. */
-function precise(value, digits) {
-  const text = value.toPrecision(digits);
-  return text.includes("e") ? String(Number(text)) : text;
-}
+const precise = (value, digits) => value.toPrecision(digits).replace(/.*e.*/, Number);
 
 /** The marks of a scale, in as many digits as tell each from the others, and each as short as says it. */
 export function marks(values) {
@@ -80,10 +77,7 @@ export const clockTime = (seconds) => timeOfDay.format(seconds * 1000);
 export const isKnown = (value) => value !== null && value !== undefined;
 
 /** JSON has no NaN and no infinity; the kernel writes their names. */
-export function real(value) {
-  if (typeof value !== "string") return value;
-  return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] ?? Number(value);
-}
+export const real = (value) => (typeof value === "string" ? { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] ?? Number(value) : value);
 
 /** An error in a line; that of the run is no rank's. */
 export const failureText = ({ rank, type, message }) => `${rank === null ? "" : `rank ${rank}: `}${type}: ${message}`;
@@ -195,6 +189,4 @@ export function ansi(text) {
 }
 
 /** A line without its colours: what is searched and copied. */
-export function plain(text) {
-  return text.replace(ESCAPES, "");
-}
+export const plain = (text) => text.replace(ESCAPES, "");

@@ -110,8 +110,7 @@ function takeRestarts(store, restarts) {
   for (const [number, , , size] of restarts) {
     if (number <= attempt || size === undefined) continue;
     // nodes that were lost, or have come, change the number of ranks
-    for (const rank of store.ranks.keys()) {
-      if (rank < size) continue;
+    for (const rank of [...store.ranks.keys()].filter((rank) => rank >= size)) {
       store.ranks.delete(rank);
       // what all ranks have come to, and their sum, would stand still
       for (const series of store.metrics.values()) if (series.size > 1) series.delete(rank);
