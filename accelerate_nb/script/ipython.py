@@ -103,7 +103,7 @@ def _script_shell() -> Any:
     # nobody turns the pages of a script
     shell.set_hook("show_in_pager", page.as_hook(page.display_page), 90)  # type: ignore[no-untyped-call] # IPython's own
     # every front end has `%store`, and the result of a cell, at which `%xdel` looks
-    shell.extension_manager.load_extension("storemagic")
+    shell.extension_manager.load_extension("IPython.extensions.storemagic")
     shell.last_execution_result = ExecutionResult(None)  # type: ignore[no-untyped-call] # IPython's own
     shell.loop_runner = wait
     return shell
