@@ -52,7 +52,7 @@ def test_every_setting_has_a_labelled_field_with_its_help_under_a_known_heading(
     picker = config_picker()
     for setting in all_settings():
         field = control(picker, setting.name)
-        assert setting.help in {getattr(field, "tooltip", None), getattr(field, "description_tooltip", None)}
+        assert setting.help == (field.tooltip if hasattr(field, "tooltip") else field.description_tooltip)
         assert setting.group in GROUPS
         for word in setting.unsupported:
             assert word in shown(picker)
