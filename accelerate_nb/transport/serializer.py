@@ -148,6 +148,7 @@ _MARKS = (
     "_fsdp_use_orig_params",
     "_is_accelerate_prepared",
     "_is_prepared_for",
+    "_accelerate_nb_context_parallel",
 )
 _OF_PREPARING = ("accelerate_nb.", "torch.distributed.", "accelerate.")
 
@@ -172,10 +173,11 @@ def _reduce_module(module: Any) -> Any:
     if fsdp is not None and isinstance(module, fsdp.FSDPModule):
         # torch makes a class of its own from the model's
         kind = kind.__bases__[-1]
-    if (forward := attributes.pop("_original_forward", None)) is not None:
-        attributes["forward"] = forward
-        if getattr(forward, "__func__", None) is kind.forward:
-            del attributes["forward"]
+    for name in ("_original_forward", "_forward_of_sequences"):  # the second is inside of the first
+        if (forward := attributes.pop(name, None)) is not None:
+            attributes["forward"] = forward
+    if getattr(attributes.get("forward"), "__func__", None) is kind.forward:
+        del attributes["forward"]
     for name, hooks in attributes.items():
         if name.endswith(_HOOKS) and isinstance(hooks, dict):
             kept = ((key, hook) for key, hook in hooks.items() if not _is_of_preparing(hook))

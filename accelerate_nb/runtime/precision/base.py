@@ -65,6 +65,14 @@ def precision_name(requested: str | PrecisionType | None) -> str:
     return name
 
 
+def replace_forward(model: Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """Put a function around a model's forward, and return the former one."""
+    forward = model.forward
+    # bound again, not closed over, so that a deep copy of the model calls the copy
+    model.forward = MethodType(around(forward.__func__), model) if isinstance(forward, MethodType) else around(forward)
+    return forward
+
+
 def restore_forward(model: Module) -> None:
     """Give a model its own forward back, if `wrap_forward` replaced it."""
     original = model.__dict__.pop("_original_forward", None)
@@ -103,13 +111,8 @@ class BF16(Precision):
 
     def wrap_forward(self, model: Module) -> Module:
         """The model with a forward that computes in this type and returns float32."""
-        forward = super().wrap_forward(model).forward
-        model._original_forward = forward  # type: ignore[assignment]  # a method, which Module's types don't foresee
-        if isinstance(forward, MethodType):
-            # bound again, not closed over, so that a deep copy of the model calls the copy
-            model.forward = MethodType(self._mixed(forward.__func__), model)
-        else:
-            model.forward = self._mixed(forward)
+        model = super().wrap_forward(model)
+        model._original_forward = replace_forward(model, self._mixed)
         return model
 
     def _mixed(self, forward: Callable[..., Any]) -> Callable[..., Any]:

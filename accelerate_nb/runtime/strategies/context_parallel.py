@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.parallelism_config import TorchContextParallelConfig
+from accelerate_nb.runtime.precision.base import replace_forward
 from accelerate_nb.runtime.world.registry import along
 from accelerate_nb.runtime.world.world import World
 
@@ -157,12 +158,10 @@ def _gradients(
     tensors: Sequence[Tensor], kept: Sequence[Any], *, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values; `tensors` are the output's gradient, these, output and log-sum-exp over all keys."""
-    found: tuple[Tensor, Tensor, Tensor]
-    if tensors[0].device.type == "cpu":
-        found = _ops._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, is_causal, scale=scale)
-        return found
-    lengths, random = kept[:4], kept[4:]
-    found = _ops._scaled_dot_product_flash_attention_backward(*tensors, *lengths, 0.0, is_causal, *random, scale=scale)
+    gradients: Any = _ops._scaled_dot_product_flash_attention_for_cpu_backward
+    if tensors[0].device.type != "cpu":
+        gradients = _ops._scaled_dot_product_flash_attention_backward
+    found: tuple[Tensor, Tensor, Tensor] = gradients(*tensors, *kept[:4], 0.0, is_causal, *kept[4:], scale=scale)
     return found
 
 
@@ -301,7 +300,7 @@ class ContextParallel:
             self._ring = Ring(group.group, ranks, group.rank, gathers=handler.cp_comm_strategy == "allgather")
         self._depth = self._calls = 0
         self.is_attending = False
-        self._plain = plain = _plain_attention()
+        self._plain = plain = getattr(F.scaled_dot_product_attention, "__wrapped__", F.scaled_dot_product_attention)
 
         @wraps(plain)
         def scaled_dot_product_attention(*arguments: Any, **keywords: Any) -> Any:
@@ -314,7 +313,7 @@ class ContextParallel:
 
     def close(self) -> None:
         """Give the function back."""
-        F.scaled_dot_product_attention = _plain_attention()
+        F.scaled_dot_product_attention = self._plain
 
     # Attention
 
@@ -378,22 +377,28 @@ class ContextParallel:
             for name, module in model.named_modules():
                 if name.endswith("self_attn"):
                     module.register_forward_pre_hook(_causal, with_kwargs=True)
-        check, forward = _FirstForward(self, self._plain), model.forward
+        check = _FirstForward(self, self._plain)
 
-        @wraps(forward)
-        def attending_forward(*arguments: Any, **keywords: Any) -> Any:
-            self._depth += 1
-            check.begin(self._calls)
-            output: Any = None
-            try:
-                output = forward(*arguments, **keywords)
-            finally:  # after an interrupt, too, for which torch calls no hooks
-                self._depth -= 1
-                check.end(self._calls, ended=output is not None)
-            return output
+        def attending(forward: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(forward)
+            def attending_forward(*arguments: Any, **keywords: Any) -> Any:
+                self._depth += 1
+                check.begin(self._calls)
+                output: Any = None
+                try:
+                    output = forward(*arguments, **keywords)
+                finally:  # after an interrupt, too, for which torch calls no hooks
+                    self._depth -= 1
+                    check.end(self._calls, ended=output is not None)
+                return output
 
-        model.forward = attending_forward
+            return attending_forward
+
+        model._forward_of_sequences = replace_forward(model, attending)
         return model
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "ContextParallel":
+        return self  # also that of a model's copy
 
     def _complete_arguments(self, _model: Module, arguments: Any, keywords: dict[str, Any]) -> Any:
         """Positions in the whole sequence, and labels that are shifted over the ends of parts, where a call leaves them out."""
@@ -493,8 +498,3 @@ def _check_transformers(name: str, config: Any) -> None:
             f"cp was requested for {name}, which has layers of {', '.join(sorted(kinds))}. Sequences that are cut in parts know full "
             "causal attention alone: take another model, or leave cp_size out."
         )
-
-
-def _plain_attention() -> Any:
-    """Torch's own function."""
-    return getattr(F.scaled_dot_product_attention, "__wrapped__", F.scaled_dot_product_attention)

@@ -1,6 +1,7 @@
 """Processes with parts of the same sequences train as one process with all of them."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
 from accelerate_nb.errors import DataError
 from accelerate_nb.runtime.strategies.context_parallel import Ring
+from accelerate_nb.transport.serializer import dump_homeward, load
 from accelerate_nb.utils import TorchContextParallelConfig, TorchDynamoPlugin
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies.contract import DDPWithoutMean, Refused, check_refused
@@ -289,7 +291,14 @@ def in_a_block() -> None:
     ):
         wanted = [[0, 1, 6, 7], [2, 3, 4, 5]][rank]
         assert tokens.tolist() == positions.tolist() == [wanted]
-        assert model(tokens, positions).shape == (1, 4, 11)
+        found, copied = model(tokens, positions), deepcopy(model)
+        assert found.shape == (1, 4, 11)
+        # a copy, as for a mean of weights, attends alike with weights of its own
+        assert torch.equal(copied(tokens, positions), found)
+        nn.init.zeros_(copied.tokens.weight)
+        assert not torch.equal(copied(tokens, positions), found)
+    # in the notebook it attends by itself
+    assert "forward" not in vars(load(dump_homeward(copied)))
     assert (tokens.tolist(), positions.tolist()) == ([wanted], [list(range(8))])
     # after an interrupted forward other models attend as before
     inputs = torch.rand(1, 4, 8, 4)
