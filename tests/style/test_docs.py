@@ -3,6 +3,7 @@
 import re
 
 import yaml
+from packaging.version import Version
 
 import accelerate_nb
 from tests.style.source_files import ROOT
@@ -67,6 +68,16 @@ def test_what_builds_the_documentation_is_not_needed_by_the_tests() -> None:
     assert re.search(r"^docs = \[", extras, flags=re.MULTILINE)
     for name in re.findall(r"accelerate-nb\[([^\]]*)\]", extras):
         assert "docs" not in name.split(",")
+
+
+def test_the_packages_of_colab_and_kaggle_are_new_enough() -> None:
+    oldest = re.search(r"^OLDEST := (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert oldest is not None
+    pins = dict(re.findall(r"(\w+)==([\d.]+)", oldest[1]))
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    bounds = {name: bound for name, bound in re.findall(r'"(\w+)>=([\d.]+)"', text) if name in pins}
+    assert {"ipython", "ipykernel", "ipywidgets"} <= bounds.keys()
+    assert {name for name, bound in bounds.items() if Version(pins[name]) < Version(bound)} == set()
 
 
 FILE = re.compile(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:py|js|css))`")
