@@ -398,7 +398,7 @@ class ContextParallel:
         return model
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "ContextParallel":
-        return self  # also that of a model's copy
+        return self  # a copied model attends over the same parts
 
     def _complete_arguments(self, _model: Module, arguments: Any, keywords: dict[str, Any]) -> Any:
         """Positions in the whole sequence, and labels that are shifted over the ends of parts, where a call leaves them out."""
