@@ -74,13 +74,19 @@ def table(lines: Sequence[str]) -> dict[int, str]:
 _kept_table = lru_cache(maxsize=16)(table)
 
 
+def kept_numbers(shell: Any) -> dict[str, int]:
+    """The numbers of cells that an IPython shell keeps, by the names of their files; IPython 7 has none, and gets an empty table."""
+    numbers: dict[str, int] = vars(shell.compile).setdefault("_filename_map", {})
+    return numbers
+
+
 def cell_numbers() -> dict[str, int]:
     """The numbers of IPython's cells that this process has run, by the names of their files; it keeps them for its own tracebacks."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if ipython is None or shell is None:
         return {}
-    numbers = dict(vars(shell.compile).get("_filename_map", {}))
+    numbers = dict(kept_numbers(shell))
     if ipython.version_info >= (8,):
         return numbers
     # IPython 7 keeps the cells in their order, and the names with the text

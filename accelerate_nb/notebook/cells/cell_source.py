@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 from accelerate_nb.errors import ConfigurationError, LaunchError, WorkerError
+from accelerate_nb.sources.cells import kept_numbers
 from accelerate_nb.transport.serializer import global_names
 
 # The line with the magic is above the code.
@@ -75,7 +76,7 @@ class CellCode:
         # IPython's own transformation drops the empty lines at the top
         source = "\n" * above + self.shell.transform_cell(self.text)
         name = self.shell.compile.cache(source, self.number, raw_code=source)
-        vars(self.shell.compile).setdefault("_filename_map", {})[name] = self.number  # as IPython 8 does by itself
+        kept_numbers(self.shell)[name] = self.number  # as IPython 8 does by itself
         flags = self.shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         with warnings.catch_warnings():
             # the ranks will warn of what is doubtful in it

@@ -15,7 +15,7 @@ from IPython.core.profiledir import ProfileDir
 from traitlets import Type
 from traitlets.config import Config
 
-from accelerate_nb.sources.cells import name_in_warnings
+from accelerate_nb.sources.cells import kept_numbers, name_in_warnings
 from accelerate_nb.transport.session_tasks import RunCell
 from accelerate_nb.worker.stdio import as_plain, show
 
@@ -62,12 +62,6 @@ class WorkerShell(InteractiveShell):
         self.profile_dir = ProfileDir()
         self._db: Any = {}
 
-    @property
-    def cell_numbers(self) -> dict[str, int]:
-        """The numbers of the cells that this shell knows, by the names of their files."""
-        numbers: dict[str, int] = vars(self.compile).setdefault("_filename_map", {})  # IPython 7 has none of its own
-        return numbers
-
     def transform_cell(self, raw_cell: str) -> str:
         """Plain Python; lines that stand empty above the code stay, so that the others keep their numbers."""
         above = raw_cell[: len(raw_cell) - len(raw_cell.lstrip())].count("\n")
@@ -92,7 +86,7 @@ class WorkerShell(InteractiveShell):
         self.execution_count = cell.number
         # a cell's code has the name that the kernel knows it by
         compiler["get_code_name"] = lambda *_: cell.filename
-        self.cell_numbers[cell.filename] = cell.number
+        kept_numbers(self)[cell.filename] = cell.number  # as IPython 8 does by itself
         run: Any = self.run_cell
         try:
             outcome = run(cell.source, store_history=True)

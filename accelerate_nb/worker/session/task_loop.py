@@ -25,7 +25,7 @@ from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank.step_profiler import current_step_profiler
-from accelerate_nb.sources.cells import CellSources, sources_of
+from accelerate_nb.sources.cells import CellSources, kept_numbers, sources_of
 from accelerate_nb.sources.run_source import SourcePart
 from accelerate_nb.transport import session_tasks
 from accelerate_nb.transport.exception_chain import portable
@@ -181,7 +181,7 @@ class TaskLoop:
             self._known = request.known
             # the notebook's lines, and its functions and classes under their names, where the worker has none of its own
             CellSources(request.lines, request.numbers).install()
-            self._shell.cell_numbers.update(request.numbers)
+            kept_numbers(self._shell).update(request.numbers)
             vars(self._main).update(
                 {name: value for name, value in request.names.items() if name not in vars(self._main)}
             )
@@ -223,7 +223,7 @@ class TaskLoop:
     def _failed(self, error: BaseException) -> session_tasks.TaskReply:
         # the code has ended: an interrupt of it comes too late
         self._can_be_stopped = False
-        sources = sources_of(self._shell.cell_numbers)
+        sources = sources_of(kept_numbers(self._shell))
         if isinstance(error, SyntaxError) and error.filename is not None and error.filename in sources.numbers:
             # it holds a file name of its own
             error.filename = sources.name(error.filename)
@@ -307,7 +307,7 @@ class DetachedCell:
         vars(main).update(self.values)
         bundle, metadata, error = shell.run(self.cell)
         if error is not None and not is_no_failure(error):
-            raise error.with_traceback(below(error.__traceback__, sources_of(shell.cell_numbers)))
+            raise error.with_traceback(below(error.__traceback__, sources_of(kept_numbers(shell))))
         background_tasks.finish()
         if bundle is not None and vars(main)["rank"] == 0:
             stdio.show(bundle, metadata)
