@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,6 +92,13 @@ def commit(paths: CheckpointPaths) -> None:
         paths.draft.rename(paths.folder)
         sync(paths.folder.parent)
     shutil.rmtree(paths.draft.parent, ignore_errors=True)
+
+
+def give_up(paths: CheckpointPaths) -> None:
+    """Delete the draft of a save that failed; one that is complete stays for `settle`."""
+    shutil.rmtree(paths.draft, ignore_errors=True)
+    with suppress(OSError):  # the complete one is in there, or a folder that is being deleted
+        paths.draft.parent.rmdir()
 
 
 def settle(paths: CheckpointPaths) -> None:

@@ -111,7 +111,7 @@ class Saver:
                     wanted = [replace(file, content=content) for file, content in zip(wanted, contents, strict=True)]
         except BaseException as error:
             with suppress(CheckpointError):  # the others receive the reason
-                agreement.finish(f"{paths.folder} was not written: {error}", lambda: None)
+                self._finish(agreement, paths, f"{paths.folder} was not written: {error}", lambda: None)
             raise
 
         def write() -> None:
@@ -146,17 +146,28 @@ class Saver:
             own = [file for file in files if not isinstance(file, LastFile)]
             written = write_files(own, paths.draft, threads=threads)
         except CheckpointError as error:
-            agreement.finish(f"{error}. What was there before is unchanged.", commit)  # raises it, on all
+            self._finish(agreement, paths, f"{error}. What was there before is unchanged.", commit)  # raises it, on all
             raise
         except BaseException:
             with suppress(CheckpointError):  # the others receive the reason; here it stays an interrupt
-                agreement.finish("It was interrupted.", commit)
+                self._finish(agreement, paths, "It was interrupted.", commit)
             raise
-        agreement.finish(None, commit)
+        self._finish(agreement, paths, None, commit)
         # there is still a draft: this machine's disk is its own. By now it may be that of the main process's next save
         is_first_of_another = self.world.is_local_main and not self.world.is_main
         if is_first_of_another and written and all((paths.draft / name).exists() for name in written):
             commit()
+
+    def _finish(
+        self, agreement: SingleProcessCommit, paths: CheckpointPaths, complaint: str | None, commit: Callable[[], None]
+    ) -> None:
+        """Have the draft committed or, where a process has a complaint, deleted: by then all have ended their part."""
+        try:
+            agreement.finish(complaint, commit)
+        except CheckpointError:
+            if self.world.is_main or agreement.is_apart:
+                folders.give_up(paths)
+            raise
 
 
 class BackgroundWrite:
