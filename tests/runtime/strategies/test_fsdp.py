@@ -100,6 +100,11 @@ def wraps_blocks() -> None:
     by_class = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
     assert sharded_names(check_equal(Net(), **by_class)) == blocks
     assert sharded_names(check_equal(Net())) == blocks
+    in_sequence, plain = Net(), Net()
+    in_sequence.blocks = nn.Sequential(*in_sequence.blocks)
+    assert sharded_names(check_equal(in_sequence)) == blocks
+    plain.blocks = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    assert sharded_names(check_equal(plain)) == {""}
     by_size = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 60}
     assert sharded_names(check_equal(Net(), **by_size)) >= {"", "first", "last"}
     partial_size = {"auto_wrap_policy": partial(size_based_auto_wrap_policy, min_num_params=60)}

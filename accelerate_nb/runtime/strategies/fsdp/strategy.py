@@ -269,9 +269,15 @@ def block_policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> Ca
 
 
 def _repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost lists of equal modules; what such elements have in lists of their own is small."""
-    for child in module.children():
-        yield from child.children() if is_repeated_blocks(child) else _repeated_blocks(child)
+    """The elements of the outermost lists of equal modules, of an `nn.Sequential` those with parts; what is in such an element is small."""
+    parts = list(module.children())
+    is_sequence = isinstance(module, nn.Sequential) and len(parts) > 1
+    is_repeated = is_sequence and all(type(part) is type(parts[0]) and part._modules for part in parts)
+    if is_repeated or is_repeated_blocks(module):
+        yield from parts
+    else:
+        for part in parts:
+            yield from _repeated_blocks(part)
 
 
 def _size(module: nn.Module) -> int:
