@@ -23,7 +23,7 @@ from accelerate_nb.notebook.cells.completion import register_values
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.host import host
 from accelerate_nb.script.ranks import everywhere
-from accelerate_nb.sources.cells import name_in_warnings
+from accelerate_nb.sources.cells import ipython_shell, name_in_warnings
 from accelerate_nb.transport.payload import FunctionCall, check_function
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.launched_call import launched_call
@@ -354,7 +354,7 @@ def _warm_in_a_notebook() -> None:
     """Where a notebook names a launcher, start the supervisor, complete the settings of launchers, and name cells in warnings."""
     if host(os.environ).kind != "script" and not already_launched(os.environ):
         name_in_warnings()
-        register_values(sys.modules["IPython"].get_ipython())
+        register_values(ipython_shell())
     if host(os.environ).kind == "jupyter" and warms_early(os.environ) and not already_launched(os.environ):
         launching.warm_early()
 

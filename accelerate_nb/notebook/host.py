@@ -1,6 +1,5 @@
 """The host of this process: a Jupyter kernel, IPython in a terminal, or a plain script."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +10,7 @@ import psutil
 
 from accelerate_nb.notebook.display.text import standard_sink
 from accelerate_nb.notebook.display.text_output import CellSink, TextSink
+from accelerate_nb.sources.cells import ipython_shell
 
 Service: TypeAlias = Literal["colab", "kaggle", "vscode"]
 Reader: TypeAlias = Literal["page", "file", "console"]
@@ -36,17 +36,11 @@ class NotebookHost:
 
 def host(environment: Mapping[str, str]) -> NotebookHost:
     """The host of this process, found without importing anything."""
-    shell = _shell()
+    shell = ipython_shell()
     service = _service(shell, environment)
     if getattr(shell, "kernel", None) is not None:
         return NotebookHost("jupyter", service, CellSink, _reader(shell, environment))
     return NotebookHost("script" if shell is None else "ipython", service, standard_sink)
-
-
-def _shell() -> Any:
-    """IPython's shell where this process has one; a process that never imported IPython has none."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
 
 
 def _service(shell: Any, environment: Mapping[str, str]) -> Service | None:

@@ -74,6 +74,12 @@ def table(lines: Sequence[str]) -> dict[int, str]:
 _kept_table = lru_cache(maxsize=16)(table)
 
 
+def ipython_shell() -> Any:
+    """IPython's shell where this process has one; a process that never imported IPython has none."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
 def kept_numbers(shell: Any) -> dict[str, int]:
     """The numbers of cells that an IPython shell keeps, by the names of their files; IPython 7 has none, and gets an empty table."""
     numbers: dict[str, int] = vars(shell.compile).setdefault("_filename_map", {})
@@ -82,12 +88,10 @@ def kept_numbers(shell: Any) -> dict[str, int]:
 
 def cell_numbers() -> dict[str, int]:
     """The numbers of IPython's cells that this process has run, by the names of their files; it keeps them for its own tracebacks."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if ipython is None or shell is None:
+    if (shell := ipython_shell()) is None:
         return {}
     numbers = dict(kept_numbers(shell))
-    if ipython.version_info >= (8,):
+    if sys.modules["IPython"].version_info >= (8,):
         return numbers
     # IPython 7 keeps the cells in their order, and the names with the text
     order = {source: number for number, source in enumerate(shell.history_manager.input_hist_parsed) if number}

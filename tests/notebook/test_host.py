@@ -63,7 +63,7 @@ def shell(**members):
     ],
 )
 def test_colab_is_known_by_shell_kaggle_by_run_type_and_vs_code_by_kernels(monkeypatch, environment, members, service):
-    monkeypatch.setattr(hosting, "_shell", shell(**members))
+    monkeypatch.setattr(hosting, "ipython_shell", shell(**members))
     assert host(environment).service == service
 
 
@@ -90,5 +90,5 @@ def test_what_reads_a_kernel_is_known_by_its_command(command, reader):
 
 @pytest.mark.parametrize("parent", ["", "nonsense", "999999999", "-1", str(2**80)])
 def test_a_kernel_whose_parent_can_not_be_seen_may_well_have_a_page(monkeypatch, parent):
-    monkeypatch.setattr(hosting, "_shell", shell())
+    monkeypatch.setattr(hosting, "ipython_shell", shell())
     assert host({"JPY_PARENT_PID": parent}).reader == "page"

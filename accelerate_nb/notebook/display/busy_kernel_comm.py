@@ -3,12 +3,13 @@
 import contextvars
 import inspect
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeAlias
+
+from accelerate_nb.sources.cells import ipython_shell
 
 Content: TypeAlias = dict[str, Any]
 
@@ -54,7 +55,7 @@ class BusyKernelComm:
     @contextmanager
     def held(self) -> Iterator[None]:
         """While a cell waits in this block, requests of a reloaded page get a reply, too."""
-        kernel = _kernel()
+        kernel: Any = getattr(ipython_shell(), "kernel", None)
         cell = kernel.get_parent("shell") if hasattr(kernel, "get_parent") else None
         hold = (contextvars.copy_context(), cell)
         self._holds.append(hold)
@@ -72,7 +73,7 @@ class BusyKernelComm:
         self._stream.flush()
 
     def _install(self) -> bool:
-        kernel = _kernel()
+        kernel: Any = getattr(ipython_shell(), "kernel", None)
         stream = getattr(kernel, "shell_stream", None)
         # pyzmq has no getter for a stream's reader; only a known one can be put back
         former = getattr(stream, "_recv_callback", None)
@@ -205,12 +206,6 @@ def _as_parent(kernel: Any, message: Any) -> Iterator[None]:
 def _send_status(kernel: Any, state: str, parent: Any) -> None:
     topic = f"kernel.{kernel.ident}.status".encode()
     kernel.session.send(kernel.iopub_socket, "status", {"execution_state": state}, parent=parent, ident=topic)
-
-
-def _kernel() -> Any:
-    """The kernel of this process, where it is one."""
-    ipython = sys.modules.get("IPython")
-    return getattr(ipython.get_ipython(), "kernel", None) if ipython is not None else None
 
 
 _kernel_comm: ContextVar[BusyKernelComm] = ContextVar("accelerate_nb_kernel_comm", default=BusyKernelComm())  # noqa: B039 - one for all threads

@@ -1,8 +1,9 @@
 """An output of a notebook's cell that can be updated from any cell and any thread."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
+
+from accelerate_nb.sources.cells import ipython_shell
 
 
 class MimeBundle(NamedTuple):
@@ -49,6 +50,5 @@ def cell_id() -> str:
 
 def _request() -> dict[str, Any]:
     """The request of the running cell."""
-    ipython = sys.modules.get("IPython")
-    kernel = getattr(ipython.get_ipython(), "kernel", None) if ipython is not None else None
+    kernel = getattr(ipython_shell(), "kernel", None)
     return (kernel.get_parent() if kernel is not None else None) or {}

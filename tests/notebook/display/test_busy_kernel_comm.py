@@ -10,7 +10,7 @@ from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
 
 @pytest.mark.parametrize("kernel", [None, object(), SimpleNamespace(shell_stream=None), SimpleNamespace(session=None)])
 def test_an_unknown_kernel_is_left_alone(monkeypatch, kernel):
-    monkeypatch.setattr(lanes, "_kernel", lambda: kernel)
+    monkeypatch.setattr(lanes, "ipython_shell", lambda: SimpleNamespace(kernel=kernel))
     lane = BusyKernelComm()
     assert lane.join("comm", print) is False
     with lane.held():
@@ -21,7 +21,9 @@ def test_an_unknown_kernel_is_left_alone(monkeypatch, kernel):
 def test_a_message_that_can_not_be_read_goes_the_kernels_own_way(monkeypatch):
     stream = SimpleNamespace(_recv_callback=lambda frames: f"kernel took {frames}")
     stream.on_recv = lambda callback, copy: setattr(stream, "_recv_callback", callback)
-    monkeypatch.setattr(lanes, "_kernel", lambda: SimpleNamespace(shell_stream=stream, session=None))
+    monkeypatch.setattr(
+        lanes, "ipython_shell", lambda: SimpleNamespace(kernel=SimpleNamespace(shell_stream=stream, session=None))
+    )
     lane = BusyKernelComm()
     former = stream._recv_callback
     assert lane.join("comm", print) is True
