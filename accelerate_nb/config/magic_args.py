@@ -163,6 +163,21 @@ def names_of(text: str, where: str) -> list[str]:
     return names
 
 
+def pushed(text: str, names: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """The variables that `%accelerate push` was given, among these names of `who`."""
+    wanted = names_of(text, "%accelerate push")
+    if missing := next((name for name in wanted if name not in names), None):
+        suggestion = did_you_mean(missing, (name for name in names if not name.startswith("_")), "Define it first.")
+        raise ConfigurationError(f"%accelerate push was given {missing}, which {who} does not know. {suggestion}")
+    return {name: names[name] for name in wanted}
+
+
+def read_pull(text: str) -> tuple[PullOptions, list[str]]:
+    """The options of `%accelerate pull`, and the names of variables that it was given."""
+    given, words = read(text, settings(PullOptions), "%accelerate pull")
+    return PullOptions(**given), names_of(" ".join(words), "%accelerate pull")
+
+
 def call_in(text: str) -> ast.Call:
     """The call that `%accelerate run` was given."""
     try:
@@ -192,6 +207,15 @@ def evaluated_call(text: str, names: Mapping[str, Any], unknown: str) -> tuple[A
     collect = ast.Call(ast.Name("_collect_", ast.Load()), call.args, call.keywords)
     args, kwargs = value(collect, _collect_=lambda *args, **kwargs: (args, kwargs))
     return function, args, kwargs
+
+
+def one_rank(rank: int | None, size: int) -> tuple[int, ...]:
+    """The requested rank of `size`, if any."""
+    if rank is not None and rank >= size:
+        raise ConfigurationError(
+            f"--rank was given {rank}, and the session has the ranks {named(range(size))}. Choose among them."
+        )
+    return () if rank is None else (rank,)
 
 
 def ranks_of(text: str | None, size: int | None) -> tuple[int, ...] | None:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# What fits on one line is written by IPython as by Python itself.
-_WIDEST = 79
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("accelerate_nb_script_loop", default=None)
 
 
@@ -30,13 +27,16 @@ def shown(value: Any) -> None:
 
 
 def display(*objects: Any, **options: Any) -> Any:
-    """Show objects: in a notebook, or in the panel of a run, where this script runs in one, and as text anywhere else."""
+    """Show objects: in a notebook or the panel of a run, where this script runs in one; elsewhere as text, a figure by its size."""
     # takes what IPython's `display` takes; with `display_id`, gives an object whose `update` shows something else
     other = getattr(builtins, "display", None)
     if other is not None:
         return other(*objects, **options)
-    for object_ in objects:
-        print(text_of(object_))
+    from IPython.core.display import Latex, Markdown  # slow to import
+    from IPython.core.formatters import PlainTextFormatter
+
+    for item in objects:
+        print(item.data if isinstance(item, (Latex, Markdown)) else PlainTextFormatter()(item))
     return DisplayHandle() if options.get("display_id") is not None else None
 
 
@@ -48,23 +48,6 @@ class DisplayHandle:
         display(obj)
 
     update = display
-
-
-def text_of(value: Any) -> str:
-    """The text of a display; a figure is a line with its size."""
-    if _is_simple(value) and len(text := repr(value)) <= _WIDEST:
-        return text
-    # IPython takes a third of a second to import, so it is for values that need it
-    from IPython.core.display import Latex, Markdown
-    from IPython.core.formatters import PlainTextFormatter
-
-    return str(value.data if isinstance(value, (Latex, Markdown)) else PlainTextFormatter()(value))
-
-
-def _is_simple(value: Any) -> bool:
-    if type(value) is dict:
-        value = (*value.keys(), *value.values())
-    return all(map(_is_simple, value)) if type(value) in (list, tuple) else type(value) in _SIMPLE
 
 
 def wait(coroutine: Coroutine[Any, Any, Result]) -> Result:

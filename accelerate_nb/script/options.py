@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import json
 import os
 import re
@@ -13,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from accelerate_nb.config.value_types import did_you_mean
 
 # Processes that import the script for its data loaders were started with other arguments than the script was.
 _WORDS = "ACCELERATE_NB_SCRIPT_WORDS"
@@ -45,8 +46,7 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
         if not word.startswith("-"):
             parser.error(f"{word!r} was given, and belongs to no option")
         flag = word.partition("=")[0]
-        near = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
-        parser.error(f"there is no option {flag}" + (f"; did you mean {near[0]}?" if near else ""))
+        parser.error(f"there is no option {flag}. {did_you_mean(flag, parser._option_string_actions)}")
     tuples = {option for option, (kind, _, _) in options.items() if kind.startswith("tuple")}
     values = {name: tuple(value) if name in tuples else value for name, value in vars(parsed).items()}
     return OptionValues(tuple(options), values)

@@ -5,7 +5,6 @@ import hashlib
 import io
 import os
 import random
-import stat
 import subprocess
 import sys
 import tempfile
@@ -79,23 +78,23 @@ def can_begin_again(file: str, words: Sequence[str], arguments: Sequence[str]) -
 
 def system(command: str, frame: FrameType) -> None:
     """Run a command for the line of the script that a frame stands at."""
-    once_on_machine(frame, lambda: _run_here(command))
 
+    def work() -> None:
+        sys.stdout.flush()
+        shell = os.environ.get("SHELL") or None
+        # a background program writes at any time, so its output is not read to its end
+        if sys.stdout is sys.__stdout__ or command.rstrip().endswith("&"):
+            subprocess.run(command, shell=True, executable=shell, check=False)
+            return
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, shell=True, executable=shell, stdout=pipe, stderr=subprocess.STDOUT) as process:
+            assert process.stdout is not None
+            # a progress bar ends its lines in a carriage return
+            for line in io.TextIOWrapper(process.stdout, "utf-8", "replace", newline=""):
+                sys.stdout.write(line)
+                sys.stdout.flush()
 
-def _run_here(command: str) -> None:
-    sys.stdout.flush()
-    shell = os.environ.get("SHELL") or None
-    # a background program writes at any time, so its output is not read to its end
-    if sys.stdout is sys.__stdout__ or command.rstrip().endswith("&"):
-        subprocess.run(command, shell=True, executable=shell, check=False)
-        return
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, shell=True, executable=shell, stdout=pipe, stderr=subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        # a progress bar ends its lines in a carriage return
-        for line in io.TextIOWrapper(process.stdout, "utf-8", "replace", newline=""):
-            sys.stdout.write(line)
-            sys.stdout.flush()
+    once_on_machine(frame, work)
 
 
 def once_on_machine(frame: FrameType, work: Callable[[], object]) -> None:
@@ -112,9 +111,18 @@ def once_on_machine(frame: FrameType, work: Callable[[], object]) -> None:
     times, parent = _times.get(), psutil.Process(os.getppid())
     times[at] += 1
     # all processes of the launch on this machine have one parent, and no other launch has it, whatever its variables say
-    path = _folder() / launch_digest(os.environ, at, times[at], parent.pid, parent.create_time()).hex()
+    name = launch_digest(os.environ, at, times[at], parent.pid, parent.create_time()).hex()
+    path = Path(tempfile.gettempdir()) / f"accelerate-nb-{name}"
     # The operating system releases the lock of a process that ends, however it ends: no process waits for ever.
-    with path.open("a+", encoding="utf-8") as file:
+    with open(
+        path, "a+", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)
+    ) as file:
+        found = os.fstat(file.fileno())
+        # every user may write there
+        if found.st_uid != os.getuid() or found.st_nlink > 1:
+            raise ScriptError(
+                f"{path} was to be a file of this user, but is another's. Set TMPDIR to a folder of your own."
+            )
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         # nothing before the first process, "begun" while it works, and a full stop for each process that has passed
@@ -131,17 +139,3 @@ def once_on_machine(frame: FrameType, work: Callable[[], object]) -> None:
         file.write(".")
         if so_far.count(".") + 1 >= ranks_on_machine:
             path.unlink(missing_ok=True)
-
-
-def _folder() -> Path:
-    """A folder that no other user can write to."""
-    folder = Path(tempfile.gettempdir()) / f"accelerate-nb-once-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    # every user may write next to it, so it can also be another user's link
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise ScriptError(
-            f"{folder} was to be a folder that no other user can write to, but is not. Remove it, or set TMPDIR to a folder of "
-            "your own."
-        )
-    return folder

@@ -16,14 +16,13 @@ from typing import Any, TypeVar
 from accelerate_nb.config import magic_args
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.formats import flags
-from accelerate_nb.config.rank_lists import named
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError, ScriptError
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
 from accelerate_nb.reports.text_format import counted
 from accelerate_nb.script.cells import execute
-from accelerate_nb.sources.cells import current_sources
+from accelerate_nb.sources.cells import current_sources, ipython_shell
 from accelerate_nb.transport.memory_file import Bytes
 from accelerate_nb.transport.serializer import dump, dump_homeward, explain, load
 from accelerate_nb.transport.session_tasks import NAMESPACE
@@ -50,8 +49,7 @@ def begin(file: str, **settings: Any) -> None:
     if sys._getframe(1).f_globals.get("__name__") != "__main__":
         return
     if not already_launched(os.environ):
-        ipython = sys.modules.get("IPython")
-        if ipython is not None and ipython.get_ipython() is not None:
+        if ipython_shell() is not None:
             # `%run` in a notebook would end the kernel with the script
             name = os.path.basename(file)
             raise LaunchError(
@@ -137,15 +135,9 @@ class ScriptRanks:
         """Do what a line of `%accelerate` says, with the names of the script."""
         command, rest = magic_args.read_line(text)
         if command.word == "push":
-            wanted = magic_args.names_of(rest, "%accelerate push")
-            if missing := [name for name in wanted if name not in names]:
-                raise ConfigurationError(
-                    f"%accelerate push was given {missing[0]}, which the script does not know. Define it first."
-                )
-            self._all("_push", {name: names[name] for name in wanted})
+            self._all("_push", magic_args.pushed(rest, names, "the script"))
         elif command.word == "pull":
-            given, words = magic_args.read(rest, command.flags, "%accelerate pull")
-            self._pull(magic_args.PullOptions(**given), magic_args.names_of(" ".join(words), "%accelerate pull"), names)
+            self._pull(*magic_args.read_pull(rest), names)
         elif command.word == "run":
             call = magic_args.evaluated_call(rest, names, "the script does not know. Define it first.")
             return self._all("_run", *call)
@@ -158,12 +150,9 @@ class ScriptRanks:
         return None
 
     def _pull(self, options: magic_args.PullOptions, wanted: Sequence[str], names: dict[str, Any]) -> None:
-        if options.rank is not None and options.rank >= self.size:
-            raise ConfigurationError(
-                f"--rank was given {options.rank}, and the session has the ranks {named(range(self.size))}. Choose among them."
-            )
-        ranks = range(self.size) if options.all else [options.rank or 0]
-        found = [load(entries) for entries in self._all("_give", tuple(wanted), tuple(ranks), frozenset(names))]
+        ranks = magic_args.one_rank(options.rank, self.size) or (0,)
+        ranks = tuple(range(self.size)) if options.all else ranks
+        found = [load(entries) for entries in self._all("_give", tuple(wanted), ranks, frozenset(names))]
         if failures := [item for item in found if isinstance(item, OperationError)]:
             raise failures[0]
         for name in wanted:

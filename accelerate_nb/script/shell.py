@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from traceback import TracebackException
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.errors import AccelerateNbError
@@ -37,15 +37,7 @@ def start(file: str) -> None:
     # pools that start anew get functions without a name, too
     send_main_by_value()
     name_in_warnings()
-    before = sys.excepthook
-
-    def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(error_type, KeyboardInterrupt):
-            before(error_type, error, trace)
-            return
-        print(traceback_text(error, file), end="", file=sys.stderr)
-
-    sys.excepthook = hook
+    sys.excepthook = lambda _, error, __: print(traceback_text(error, file), end="", file=sys.stderr)
     alike(file)
 
 

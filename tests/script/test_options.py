@@ -76,8 +76,8 @@ def test_options_have_their_types(monkeypatch, words, found):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--batch-sise 3", "there is no option --batch-sise; did you mean --batch-size?"),
-        ("--no-fast-mod", "there is no option --no-fast-mod; did you mean --no-fast-mode?"),
+        ("--batch-sise 3", "there is no option --batch-sise. Did you mean --batch-size?"),
+        ("--no-fast-mod", "there is no option --no-fast-mod. Did you mean --no-fast-mode?"),
         ("--bat 3", "there is no option --bat"),
         ("other", "'other' was given, and belongs to no option"),
         ("--batch-size x", "--batch-size: 'x' was given, and it takes a whole number"),

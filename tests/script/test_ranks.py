@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -19,19 +21,13 @@ PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """An environment as a launcher gives it to the first of two processes."""
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-        monkeypatch.delenv(name)
-    # set and taken away, so that what the script adds goes away too
-    for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    for name, value in PLACE.items():
-        monkeypatch.setenv(name, value)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")} | PLACE
     # no other process is there to connect with
     monkeypatch.setattr(ScriptRanks, "open", lambda self: ranks._current.set(None))
-    return monkeypatch
+    with patch.dict(os.environ, environment, clear=True):
+        yield monkeypatch
 
 
 def as_script(text: str, name: str = "__main__") -> None:

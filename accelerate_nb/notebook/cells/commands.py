@@ -12,13 +12,11 @@ from typing import Any
 
 from accelerate_nb.config import magic_args
 from accelerate_nb.config.formats import explicit_settings
-from accelerate_nb.config.rank_lists import named, of_ranks
-from accelerate_nb.config.value_types import did_you_mean
-from accelerate_nb.errors import ConfigurationError, WorkerError, titled
+from accelerate_nb.config.rank_lists import of_ranks
+from accelerate_nb.errors import WorkerError, titled
 from accelerate_nb.events.event_types import OVER
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import left_out_text
-from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.cells.cell_source import shown_as
 from accelerate_nb.notebook.cells.session_manager import CellOutput, NotebookSession
 from accelerate_nb.notebook.display.text_output import print_message
@@ -68,7 +66,7 @@ class SessionCommands:
         options = magic_args.LogsOptions(**given)
         # also of a session that has ended
         session = self.kept.session or self.kept.there("%accelerate logs")
-        for rank in _checked(options.rank, session) or session.view.ranks:
+        for rank in magic_args.one_rank(options.rank, session.size) or session.view.ranks:
             count = session.view.line_count_of(rank)
             tail = session.view.tail(rank, options.lines)
             print_message(
@@ -110,14 +108,7 @@ class SessionCommands:
     # -------------------------------------------------------------------------------------------------- values, calls
 
     def _push(self, rest: str, command: magic_args.LineCommand) -> None:
-        known, names = self.shell.user_ns, magic_args.names_of(rest, "%accelerate push")
-        if missing := next((name for name in names if name not in known), None):
-            others = (name for name in known if not name.startswith("_"))
-            suggestion = did_you_mean(missing, others, "Define it first.")
-            raise ConfigurationError(
-                f"%accelerate push was given {missing}, which the notebook does not know. {suggestion}"
-            )
-        values = {name: known[name] for name in names}
+        values = magic_args.pushed(rest, self.shell.user_ns, "the notebook")
         session = self.kept.ready()
         session.push(values)
         where = of_ranks(session.ranks)
@@ -125,11 +116,9 @@ class SessionCommands:
 
     def _pull(self, rest: str, command: magic_args.LineCommand) -> None:
         __tracebackhide__ = True
-        given, words = magic_args.read(rest, command.flags, "%accelerate pull")
-        options = magic_args.PullOptions(**given)
-        names = magic_args.names_of(" ".join(words), "%accelerate pull")
+        options, names = magic_args.read_pull(rest)
         session = self.kept.there("%accelerate pull")
-        ranks = session.ranks if options.all else _checked(options.rank, session) or session.ranks[:1]
+        ranks = session.ranks if options.all else magic_args.one_rank(options.rank, session.size) or session.ranks[:1]
         try:
             pulled = session.pull(names, ranks=ranks)
         except WorkerError as error:
@@ -157,15 +146,6 @@ class SessionCommands:
         if text := left_out_text(run.name, {first.rank: first.left_out}):
             warn_user(text)
         return first.value
-
-
-def _checked(rank: int | None, session: Session) -> tuple[int, ...]:
-    """The requested rank, if any."""
-    if rank is not None and rank >= session.size:
-        raise ConfigurationError(
-            f"--rank was given {rank}, and the session has the ranks {named(range(session.size))}. Choose among them."
-        )
-    return () if rank is None else (rank,)
 
 
 def described(value: Any) -> str:
