@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
         arguments = list(sys.argv[1:] if words is None else words)
         word = arguments[0] if arguments else ""
         if word not in COMMANDS:
-            is_launch = word.startswith("-") or word.lower().endswith((".py", ".ipynb"))
+            is_launch = (arguments[1:] and word.startswith("-")) or word.lower().endswith((".py", ".ipynb"))
             if is_launch and _OPTIONS.isdisjoint(arguments):
                 launch = shlex.join([NAME, "launch", *arguments])
                 raise ConfigurationError(f"{word!r} is no command. To run a program on every process: {launch}")

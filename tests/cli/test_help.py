@@ -60,6 +60,11 @@ def test_a_word_of_runs_alone_prints_the_whole_line(words: list[str], capsys: py
     assert capsys.readouterr().err == f"accelerate-nb: {words[0]!r} is no command. To do this with a run: {line}\n"
 
 
+def test_a_wrong_flag_by_itself_is_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--versoin"]) == 2
+    assert "Did you mean --version?" in capsys.readouterr().err
+
+
 # What Python raises is the same as where torch is not installed.
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from accelerate_nb.cli.main import main; sys.exit(main())"
 
