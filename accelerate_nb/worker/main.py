@@ -73,8 +73,8 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Ray blocks it in the threads of its actors, and what they fork inherits that
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # an interrupt waits until it can be reported; others may be blocked: Ray does so in the threads of its actors, which fork
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGINT})
     # a notebook's kernel has switched it on already, and a forked worker's last words would go to the kernel's streams
     faulthandler.enable(file=worker.descriptors.stacks)
     # the main thread alone, which the signal goes to: other threads run on while their stacks are read, and that ends in a
@@ -129,6 +129,7 @@ class RankConnection:
     def run(self) -> bool:
         """Call the function and leave its value; an exception is reported as this rank's failure. Returns whether all went well."""
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             self._prepare()
             call = self._payload.unpack()
             self._send_state("running")

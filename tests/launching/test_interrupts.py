@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from accelerate_nb import StoppedError, WorkerError, launch, notebook_launcher
 from accelerate_nb.launching.engines import supervisor
+from accelerate_nb.worker.main import RankConnection
 from tests.contracts import functions
 from tests.contracts.places import wait_for_ranks
 from tests.waiting import until
@@ -116,3 +117,17 @@ def fails_while_interrupted() -> None:
 def test_an_interrupt_while_a_failure_is_reported_loses_nothing_of_it():
     with pytest.raises(WorkerError, match="FailsWhileInterrupted: its own words"):
         notebook_launcher(fails_while_interrupted, num_processes=1, cpu=True)
+
+
+def test_an_interrupt_before_the_function_begins_is_reported_as_one(monkeypatch):
+    send_state = RankConnection._send_state
+
+    def interrupted(connection, state):
+        send_state(connection, state)
+        if state == "starting":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    # a forked worker has what this process has
+    monkeypatch.setattr(RankConnection, "_send_state", interrupted)
+    with pytest.raises(WorkerError, match="rank 0 stopped with KeyboardInterrupt"):
+        notebook_launcher(abs, (-1,), num_processes=1, cpu=True, start_method="fork")
