@@ -1,6 +1,5 @@
 """The strategy of a world."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,9 @@ from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import use_mesh
 from accelerate_nb.runtime.world.world import World
+
+# Strategies by the names that `Accelerator(strategy=...)` takes.
+NAMES = ("ddp", "fsdp", "tp", "pp", "deepspeed", "megatron")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def _build(world: World, request: StrategyRequest) -> Strategy:
             if requested not in (None, name) or request.fsdp is not None:
                 other = f"strategy={requested!r}" if request.fsdp is None else "an fsdp_plugin"
                 raise ConfigurationError(f"{title} was requested with {other}. Leave one of them out.")
-            return _BUILDERS[name](world, request)
+            requested = name
     if requested is not None and not isinstance(requested, str):
         found = requested(world) if isinstance(requested, type) and issubclass(requested, Strategy) else requested
         if not isinstance(found, Strategy):
@@ -84,7 +86,8 @@ def _build(world: World, request: StrategyRequest) -> Strategy:
         raise ConfigurationError(
             f"strategy={name!r} was requested. {did_you_mean(name, NAMES)} {known}".replace("  ", " ")
         )
-    return _BUILDERS[name](world, request)
+    _check(name, world, request)
+    return _made(name, world, request)
 
 
 def _suitable_name(request: StrategyRequest) -> str:
@@ -96,75 +99,53 @@ def _suitable_name(request: StrategyRequest) -> str:
     return "tp" if mesh.tp > 1 else "ddp"
 
 
-# A strategy's module is imported where it is used: it takes half a second to load, or a package that may not be there.
+def _check(name: str, world: World, request: StrategyRequest) -> None:
+    """Raise a `ConfigurationError` for a plugin of another type, and for devices on which a strategy can't train."""
+    plugins = {
+        "fsdp": ("fsdp_plugin", request.fsdp, FullyShardedDataParallelPlugin),
+        "megatron": ("megatron_lm_plugin", request.megatron, MegatronLMPlugin),
+    }
+    if name in plugins:
+        argument, plugin, wanted = plugins[name]
+        if not isinstance(plugin, wanted | None):
+            raise ConfigurationError(
+                f"`{argument}` must be a {wanted.__name__} object, but is {plugin!r}. Pass one, or strategy={name!r}."
+            )
+    if name in {"fsdp", "deepspeed"} and world.device.type == "xla":
+        raise ConfigurationError(
+            f"strategy={name!r} was requested for XLA devices, which it doesn't know. Leave it out, so that each rank has the whole "
+            "model, or train on GPUs."
+        )
 
 
-def _copies(world: World, request: StrategyRequest) -> Strategy:
+def _made(name: str, world: World, request: StrategyRequest) -> Strategy:
+    """The strategy of a name; its module is imported here, since it takes half a second to load, or a package that may not be there."""
+    if name == "fsdp":
+        from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP
+
+        return FSDP(world, request.fsdp)
+    if name == "tp":
+        from accelerate_nb.runtime.strategies.tensor_parallel import TensorParallel
+
+        return TensorParallel(world)
+    if name == "pp":
+        from accelerate_nb.runtime.strategies.pipeline.strategy import PipelineParallel
+
+        return PipelineParallel(world, request.fsdp)
+    if name == "deepspeed":
+        from accelerate_nb.runtime.strategies.deepspeed.strategy import DeepSpeed
+
+        return DeepSpeed(world, request.deepspeed)
+    if name == "megatron":
+        if not is_installed("megatron", "megatron-core"):
+            raise MissingExtraError(
+                "Megatron needs the package megatron-core, which is not installed: pip install 'accelerate-nb[megatron]'"
+            )
+        from accelerate_nb.runtime.strategies.megatron.strategy import MegatronParallel
+
+        return MegatronParallel(world, request.megatron)
     if request.fsdp is not None:
         raise ConfigurationError("strategy='ddp' was requested with an fsdp_plugin. Leave one of them out.")
     if world.device.type == "xla":
         return XlaDDP(world, request.ddp)
     return DDP(world, request.ddp) if world.size > 1 else Strategy(world)
-
-
-def _sharded(world: World, request: StrategyRequest) -> Strategy:
-    if not isinstance(request.fsdp, FullyShardedDataParallelPlugin | None):
-        raise ConfigurationError(
-            f"`fsdp_plugin` must be a FullyShardedDataParallelPlugin object, but is {request.fsdp!r}. Pass one, or strategy='fsdp'."
-        )
-    if world.device.type == "xla":
-        raise ConfigurationError(
-            "FSDP was requested for XLA devices, which torch's FSDP doesn't know. Leave it out, so that each rank has the whole "
-            "model, or train on GPUs."
-        )
-    from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP
-
-    return FSDP(world, request.fsdp)
-
-
-def _split_layers(world: World, _: StrategyRequest) -> Strategy:
-    from accelerate_nb.runtime.strategies.tensor_parallel import TensorParallel
-
-    return TensorParallel(world)
-
-
-def _pipelined(world: World, request: StrategyRequest) -> Strategy:
-    from accelerate_nb.runtime.strategies.pipeline.strategy import PipelineParallel
-
-    return PipelineParallel(world, request.fsdp)
-
-
-def _by_deepspeed(world: World, request: StrategyRequest) -> Strategy:
-    if world.device.type == "xla":
-        raise ConfigurationError(
-            "DeepSpeed was requested for XLA devices, which it does not know. Train with DDP there."
-        )
-    from accelerate_nb.runtime.strategies.deepspeed.strategy import DeepSpeed
-
-    return DeepSpeed(world, request.deepspeed)
-
-
-def _by_megatron(world: World, request: StrategyRequest) -> Strategy:
-    if not isinstance(request.megatron, MegatronLMPlugin | None):
-        raise ConfigurationError(
-            f"`megatron_lm_plugin` must be a MegatronLMPlugin object, but is {request.megatron!r}. Pass one, or strategy='megatron'."
-        )
-    if not is_installed("megatron", "megatron-core"):
-        raise MissingExtraError(
-            "Megatron needs the package megatron-core, which is not installed: pip install 'accelerate-nb[megatron]'"
-        )
-    from accelerate_nb.runtime.strategies.megatron.strategy import MegatronParallel
-
-    return MegatronParallel(world, request.megatron)
-
-
-_BUILDERS: dict[str, Callable[[World, StrategyRequest], Strategy]] = {
-    "ddp": _copies,
-    "fsdp": _sharded,
-    "tp": _split_layers,
-    "pp": _pipelined,
-    "deepspeed": _by_deepspeed,
-    "megatron": _by_megatron,
-}
-# Strategies by the names that `Accelerator(strategy=...)` takes.
-NAMES = tuple(_BUILDERS)
