@@ -419,22 +419,20 @@ def _remembered(inner: Any, weight: Tensor) -> tuple[dict[str, Tensor], dict[str
 def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileToWrite]:
     inner, learning = step.inner, _learning(step)
     own = [_remembered(inner, weight) for weight, _ in learning]
-    keys: set[str] = set()
     # by a weight's name in the whole model; of copies that have parts of the states each knows some weights
+    keys: dict[str, set[str]] = {}
     numbers: dict[str, dict[str, float]] = {}
     described = [(place.key, list(tensors), known) for (_, place), (tensors, known) in zip(learning, own, strict=True)]
     for weight_name, found, known in gather_object(described):
-        keys.update(found)
+        keys.setdefault(weight_name, set()).update(found)
         numbers.setdefault(weight_name, {}).update(known)
-    groups = [{key: group[key] for key in group if key != "params"} for group in inner.optimizer.param_groups]
-    scaler = None if step.loss_scaler is None else step.loss_scaler.state_dict()
     tree: dict[Any, Any] = {}
     for (weight, place), (tensors, _) in zip(learning, own, strict=True):
         whole = tensors
         if isinstance(inner, DistributedOptimizer):
             # copies have parts, whose sum is the whole where each has zeros elsewhere
             whole = {}
-            for key in sorted(keys if weight.dtype != torch.float32 else keys - {_COPY}):
+            for key in sorted(keys[place.key]):
                 flat = torch.zeros(weight.numel(), device=weight.device)
                 if key in tensors:
                     flat[_updated(inner, weight)[1]] = tensors[key].flatten()
@@ -444,6 +442,8 @@ def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileTo
         tree[len(tree)] = {
             key: make_sharded_optimizer_tensor(place, value.detach(), f"{_PREFIX}{key}") for key, value in whole.items()
         }
+    groups = [{key: group[key] for key in group if key != "params"} for group in inner.optimizer.param_groups]
+    scaler = None if step.loss_scaler is None else step.loss_scaler.state_dict()
     return _folder_files(world, name, tree, {"param_groups": groups, "numbers": numbers, "grad_scaler": scaler})
 
 
@@ -471,15 +471,12 @@ def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFil
             for key, value in values.items()
             if all(piece.key in kept for piece in _sharded(load_preprocess({key: value})[0]))
         }
-    tensors = _read_tree(shards, tree)
-    # whatever torch's default is: AdamW counts its steps in 32 bits
-    types = {float: torch.float32}
-    loaded = []
-    for number, (weight, place) in enumerate(learning):
-        own = {
-            key: torch.tensor(value, dtype=types.get(type(value))) for key, value in numbers.get(place.key, {}).items()
-        }
-        loaded.append((weight, {**tensors.get(number, {}), **own}))
+        for key, value in numbers.get(place.key, {}).items():
+            # whatever torch's default is: AdamW counts its steps in 32 bits
+            tree[number][key] = torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
+    # without weights of which nothing is kept
+    states = _read_tree(shards, tree)
+    loaded = [(weight, states.get(number, {})) for number, (weight, _) in enumerate(learning)]
     return LoadedFile(path, expected, {**common, "states": loaded}, partial(_receive, step))
 
 
