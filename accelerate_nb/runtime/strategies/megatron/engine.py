@@ -258,7 +258,6 @@ class MegatronEngine(MegatronModel):
         step = self.accelerator.strategy.step_of(self.optimizer)
         step.zero_grad()
         losses = self._losses(batch_data, forward_only=False)
-        step.last_norm = None
         self.optimizer.skipped_iter = is_skipped = not step.step()
         if self.scheduler is not None and not is_skipped:
             self.scheduler.step(increment=self.args.global_batch_size)

@@ -90,19 +90,17 @@ class MegatronStep:
         self._clip_grad = clip_grad
         # whether a gradient overflowed; `None` as long as they are not ready for a step
         self._overflowed: bool | None = None
-        self._is_clipped = False
-        # the norm that the gradients of the last step had; `None` where nothing measured it
+        # the norm from which the gradients of this or the last step were clipped; `None` where they were not
         self.last_norm: float | None = None
-        for number, group in enumerate(optimizer.param_groups):
-            # Megatron finds a group in a checkpoint by these, so that they differ; the engine has set its own
-            marks = {"wd_mult": 1.0, "lr_mult": float(number), "is_expert_parallel": False, "is_decoupled_lr": False}
-            group.update({**marks, **group})
         self.inner = _around(optimizer, model, precision, is_distributed)
         self.inner.tp_group = parallel_state.get_tensor_model_parallel_group()
-        self._norm_group = self.inner.grad_stats_parallel_group
-        if model.config.expert_model_parallel_size > 1:
-            # one overflow, of whichever process's experts, is that of all
-            self.inner.grad_stats_parallel_group = dist.group.WORLD
+        # one overflow, of whichever process's experts, is that of all
+        self.inner.grad_stats_parallel_group = dist.group.WORLD
+        self._norm_group = (
+            parallel_state.get_intra_distributed_optimizer_instance_group()
+            if is_distributed
+            else parallel_state.get_model_parallel_group()
+        )
         for weight in filter(is_of_expert, model.parameters()):
             # Megatron would add the gradients of biases of other experts, whose tokens it has brought here already
             weight.sequence_parallel = False  # type: ignore[attr-defined]  # Megatron's own mark
@@ -110,6 +108,7 @@ class MegatronStep:
     def prepare(self) -> bool:
         """Sum up the gradients of copies and of parts, once before a step; whether one of them overflowed."""
         if self._overflowed is None:
+            self.last_norm = None
             finalize_model_grads(self.model.chunks)
             self._overflowed = bool(self.inner.prepare_grads())
         return self._overflowed
@@ -134,9 +133,9 @@ class MegatronStep:
 
     def clip(self, max_norm: float, norm: float) -> None:
         """Scale gradients of this norm down to another one."""
-        self._is_clipped, self.last_norm = True, norm
         if not self.prepare():
             clip_grad_by_total_norm_fp32(self.inner.get_parameters(), max_norm, norm)
+        self.last_norm = norm
 
     def clip_value(self, value: float) -> None:
         """Cut each gradient at plus and minus a value."""
@@ -147,10 +146,10 @@ class MegatronStep:
 
     def step(self) -> bool:
         """Update the weights; whether no gradient overflowed."""
-        if self._clip_grad > 0 and not self._is_clipped:
-            self.clip(self._clip_grad, self.norm(2.0))
         overflowed = self.prepare()
-        self._overflowed, self._is_clipped = None, False
+        if self._clip_grad > 0 and self.last_norm is None:
+            self.clip(self._clip_grad, self.norm(2.0))
+        self._overflowed = None
         return not overflowed and bool(self.inner.step_with_ready_grads())
 
     def zero_grad(self) -> None:
@@ -158,7 +157,7 @@ class MegatronStep:
         for chunk in self.model.chunks:
             chunk.zero_grad_buffer()
         self.inner.zero_grad()
-        self._overflowed, self._is_clipped = None, False
+        self._overflowed = None
 
 
 def is_of_expert(weight: Tensor) -> bool:
@@ -174,18 +173,15 @@ def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPreci
         params_dtype=precision.dtype,
         use_distributed_optimizer=is_distributed,
     )
+    if not is_distributed and precision.name == "no":
+        return FP32Optimizer(optimizer, config, None)
     if not is_distributed:
-        if precision.name == "no":
-            found: Any = FP32Optimizer(optimizer, config, None)
-        else:
-            found = Float16OptimizerWithFloat16Params(optimizer, config, precision.loss_scaler, None)
-        found.grad_stats_parallel_group = parallel_state.get_model_parallel_group()
-        return found
+        return Float16OptimizerWithFloat16Params(optimizer, config, precision.loss_scaler, None)
     if any(is_of_expert(weight) for weight in model.parameters()):
         raise NotYetError(
             "use_distributed_optimizer was requested for a model whose experts are on different processes. Leave one of them out."
         )
-    found = DistributedOptimizer(
+    return DistributedOptimizer(
         optimizer,
         config,
         precision.loss_scaler,
@@ -197,8 +193,6 @@ def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPreci
         data_parallel_group_idx=parallel_state.get_model_parallel_group().rank(),
         distributed_optimizer_instance_id=0,
     )
-    found.grad_stats_parallel_group = parallel_state.get_intra_distributed_optimizer_instance_group()
-    return found
 
 
 # Complete weights

@@ -207,7 +207,6 @@ def prepare_optimizer(accelerator: Any, model: Iterable[Module]) -> Optimizer:  
             "weight_decay": decay * args.weight_decay,
             "lr": factor * args.lr,
             "wd_mult": decay,
-            "lr_mult": factor,
             **({} if factor == 1.0 else {"max_lr": factor * args.lr, "min_lr": factor * args.min_lr}),
         }
         # in the same order on all processes
