@@ -69,12 +69,9 @@ class MegatronModel(ModelWrapper):
 
     def __init__(self, module: Module, chunks: Sequence[Module], microbatch_count: int) -> None:
         super().__init__(module)
-        # no submodules, so that weights have one name each
-        self.__dict__["chunks"] = list(chunks)
+        # in a list of Python's, no submodules, so that weights have one name each
+        self.chunks: list[Any] = list(chunks)
         self.microbatch_count = microbatch_count
-        self.loss_scale: Callable[[Tensor], Tensor] | None = None
-
-    chunks: list[Any]
 
     @property
     def config(self) -> Any:
@@ -144,7 +141,6 @@ class MegatronModel(ModelWrapper):
         """Bring parts of a shape (samples, length) through the stages; what the last one reports of each, or its output without a loss."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        self.config.grad_scale_func = self.loss_scale
         count = len(self.chunks)
         schedule = get_forward_backward_func(self.config.pipeline_model_parallel_size, count if count > 1 else None)
         found: list[Any] = schedule(
@@ -197,20 +193,17 @@ class MegatronEngine(MegatronModel):
     """
 
     def __init__(self, accelerator: Any, model: Sequence[Any], optimizer: Any, scheduler: Any) -> None:
-        self.__dict__.update(accelerator=accelerator, args=get_args(), plugin=accelerator.state.megatron_lm_plugin)
+        plugin: MegatronLMPlugin = accelerator.state.megatron_lm_plugin
         inner = [innermost(chunk) for chunk in model]
-        super().__init__(inner[0] if len(inner) == 1 else ModuleList(inner), model, self.plugin.num_micro_batches)
+        super().__init__(inner[0] if len(inner) == 1 else ModuleList(inner), model, plugin.num_micro_batches)
+        self.accelerator, self.args, self.plugin = accelerator, get_args(), plugin
         self.optimizer, self.scheduler = optimizer, scheduler
-        if (own := self.plugin.custom_train_step_class) is not None:
-            self.train_step_handler = own(self.args, **(self.plugin.custom_train_step_kwargs or {}))
+        if (own := plugin.custom_train_step_class) is not None:
+            self.train_step_handler = own(self.args, **(plugin.custom_train_step_kwargs or {}))
         else:
             self.train_step_handler = GPTTrainStep(accelerator, self.args)
         self.iteration = 0
         accelerator.strategy.adopt(self)
-
-    accelerator: Any
-    args: Namespace
-    plugin: MegatronLMPlugin
 
     @property
     def base_model(self) -> Any:
@@ -331,7 +324,7 @@ class MegatronEngine(MegatronModel):
 
         def forward_step(iterator: Iterator[Tensor], chunk: Module) -> tuple[Any, None]:
             text = next(iterator)
-            mask, _, positions = left_to_right(text, end_of_document=None, pad=None)
+            mask, _, positions = left_to_right(text)
             return chunk(text, positions, mask), None
 
         end = self.args.eos_token_id
@@ -400,8 +393,8 @@ def gather_across_data_parallel_groups(tensor: Any) -> Any:
 def left_to_right(
     tokens: Tensor,
     *,
-    end_of_document: int | None,
-    pad: int | None,
+    end_of_document: int | None = None,
+    pad: int | None = None,
     reset_position_ids: bool = False,
     reset_attention_mask: bool = False,
     masks_ends: bool = False,
@@ -480,7 +473,7 @@ class GPTTrainStep(AbstractTrainStep):
         if "text" in batch:
             return self._with_masks(batch["text"].long())
         tokens, labels = batch["tokens"].long(), batch["labels"].long()
-        mask, _, _ = left_to_right(tokens, end_of_document=None, pad=None)
+        mask, _, _ = left_to_right(tokens)
         return tokens, labels, batch["loss_mask"].float(), batch.get("attention_mask", mask), batch["position_ids"]
 
     def _batch_of_transformers(self, data_iterator: Iterator[Any]) -> tuple[Tensor, ...]:

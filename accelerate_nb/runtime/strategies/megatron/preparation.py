@@ -17,7 +17,7 @@ from accelerate_nb.runtime.data.adapter import loader_arguments
 from accelerate_nb.runtime.operations.nested import send_to_device
 from accelerate_nb.runtime.strategies.base import Placeholder, PrepareCall
 from accelerate_nb.runtime.strategies.megatron import conversion
-from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, check, innermost
+from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, innermost
 from accelerate_nb.runtime.strategies.megatron.plugin import get_args, initialize, refuse_unused
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.optimizer import EngineOptimizer, EngineSchedule
@@ -168,7 +168,7 @@ def prepare_model_optimizer_scheduler(accelerator: Any) -> tuple[list[Any], Opti
     The plugin's `custom_model_provider_function(pre_process, post_process)` builds a part where there is one, and its
     `custom_prepare_model_function(provider)` all parts. Without `train_iters` or `train_samples` there is no schedule.
     """
-    args, plugin, strategy = get_args(), accelerator.state.megatron_lm_plugin, accelerator.strategy
+    args, plugin = get_args(), accelerator.state.megatron_lm_plugin
     provider = plugin.custom_model_provider_function
     if plugin.custom_prepare_model_function is None:
         parts = conversion.stages(provider or conversion.model_provider_func, args.virtual_pipeline_model_parallel_size)
@@ -179,9 +179,7 @@ def prepare_model_optimizer_scheduler(accelerator: Any) -> tuple[list[Any], Opti
     else:
         made = plugin.custom_prepare_model_function(provider)
         parts = [innermost(part) for part in (made if isinstance(made, (list, tuple)) else [made])]
-    check(parts, accelerator.world.mesh, plugin, strategy.precision.dtype)
-    model = strategy.trained_chunks(parts)
-    args.model_len = len(model)
+    model = accelerator.strategy.trained_chunks(parts)
     optimizer = None if args.optimizer is None else prepare_optimizer(accelerator, model)
     schedule = None if optimizer is None else prepare_scheduler(accelerator, optimizer, None)
     return model, optimizer, schedule

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
@@ -31,6 +30,7 @@ from accelerate_nb.runtime.strategies.megatron import model_parallel, preparatio
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, MegatronModel, check
 from accelerate_nb.runtime.strategies.megatron.model_parallel import MegatronPrecision, MegatronStep
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
+from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
 from accelerate_nb.runtime.world.world import World
@@ -86,7 +86,7 @@ class MegatronParallel(Strategy):
         self._clip_grad = 0.0 if plugin is None else plugin.gradient_clipping
         self.megatron_lm_plugin = plugin or MegatronLMPlugin()
         self._models: list[MegatronModel] = []
-        self._steps = WeakIdKeyDictionary()
+        self._steps: dict[Optimizer, MegatronStep] = {}
         # a call of `prepare` with a transformers model, and the engine that it makes; `None` where models are of megatron-core themselves
         self._call: PrepareCall | None = None
         self.engine: MegatronEngine | None = None
@@ -159,12 +159,12 @@ class MegatronParallel(Strategy):
         """The model with the first copy's weights on all copies, and with memory for its gradients."""
         refuse_unused(self.megatron_lm_plugin)
         parts = model_parallel.parts_of(request.value)
-        check(parts, self.world.mesh, self.megatron_lm_plugin, self.precision.dtype)
         chunks = self.trained_chunks(parts, is_placed=request.is_placed, is_trained=request.is_trained)
         return self.adopt(MegatronModel(request.value, chunks, self.megatron_lm_plugin.num_micro_batches))
 
     def trained_chunks(self, parts: Sequence[Any], *, is_placed: bool = True, is_trained: bool = True) -> list[Any]:
         """The consecutive parts of a model as Megatron trains them, with memory for gradients and the first copy's weights."""
+        check(parts, self.world.mesh, self.megatron_lm_plugin, self.precision.dtype)
         chunks = []
         group = parallel_state.get_tensor_model_parallel_group()
         for number, part in enumerate(parts):
@@ -189,15 +189,14 @@ class MegatronParallel(Strategy):
 
     def adopt(self, model: MegatronModel) -> MegatronModel:
         """Train this model, too, which is returned."""
-        model.loss_scale = self.precision.scale
+        model.config.grad_scale_func = self.precision.scale
         self._models.append(model)
         return model
 
     def _find_step(self, optimizer: Optimizer) -> MegatronStep | None:
         """The step of an optimizer; `None` as long as no prepared model has its weights."""
-        found: MegatronStep | None = self._steps.get(optimizer)
-        if found is not None:
-            return found
+        if optimizer in self._steps:
+            return self._steps[optimizer]
         weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         model = next((item for item in self._models if weights <= {id(weight) for weight in item.parameters()}), None)
         if model is None:
@@ -206,17 +205,14 @@ class MegatronParallel(Strategy):
             raise ConfigurationError(
                 "A second optimizer was prepared in fp16, but Megatron has one factor for all losses. Use mixed_precision='bf16'."
             )
-        step = MegatronStep(
+        self._steps[optimizer] = MegatronStep(
             optimizer, model, self.precision, is_distributed=self.is_distributed, clip_grad=self._clip_grad
         )
-        self._steps[optimizer] = step
-        return step
+        return self._steps[optimizer]
 
     def step_of(self, optimizer: Optimizer) -> MegatronStep:
         """The step of an optimizer, prepared or as it was made; `ConfigurationError` where no prepared model has its weights."""
-        while isinstance(bare := getattr(optimizer, "optimizer", None), Optimizer):
-            optimizer = bare
-        found = self._find_step(optimizer)
+        found = self._find_step(innermost(optimizer))
         if found is None:
             raise ConfigurationError(
                 "An optimizer updates weights of no model that Megatron has, or of several. Give prepare each model with its own optimizer."
@@ -307,8 +303,7 @@ class MegatronParallel(Strategy):
     def _steps_on(self, parameters: Iterable[Tensor] | Tensor) -> list[MegatronStep]:
         """The steps on models of which some of these weights are."""
         wanted = {id(weight) for weight in ([parameters] if isinstance(parameters, Tensor) else parameters)}
-        found: list[MegatronStep] = list(self._steps.values())
-        return [step for step in found if wanted & {id(weight) for weight in step.model.parameters()}]
+        return [step for step in self._steps.values() if wanted & {id(weight) for weight in step.model.parameters()}]
 
     # Weights
 
