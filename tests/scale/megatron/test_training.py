@@ -142,28 +142,30 @@ def in_16_bits(precision: str, is_distributed: bool) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), 0.01, eps=EPSILON)
     model, optimizer = accelerator.prepare(model, optimizer)
     accelerator.strategy.load_model_state(model, by_megatrons_names(plain_gpt().state_dict()))
-    losses = []
+    losses, dtype = [], next(model.parameters()).dtype
     for batch in batches():
         losses.append(accelerator.reduce(step_on(accelerator, model, batch), "mean").item())
         optimizer.step()
         optimizer.zero_grad()
-    weight = next(iter(model.parameters()))
     state = {name: value.float() for name, value in accelerator.get_state_dict(model).items()}
     accelerator.end_training()
-    return {"state": state, "losses": losses, "dtype": str(weight.dtype), "skipped": optimizer.step_was_skipped}
+    return {"state": state, "losses": losses, "dtype": dtype, "skipped": optimizer.step_was_skipped}
+
+
+TYPES = {"no": (torch.float32, 1e-4), "bf16": (torch.bfloat16, 0.05), "fp16": (torch.float16, 0.01)}
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("precision", "is_distributed", "rounding"), [("no", True, 1e-4), ("bf16", False, 0.05), ("bf16", True, 0.05)]
+    ("precision", "is_distributed"), [("no", True), ("bf16", False), ("bf16", True), ("fp16", False)]
 )
-def test_optimizers_of_megatron_step_as_torchs_own(precision: str, is_distributed: bool, rounding: float) -> None:
-    found = on_ranks(in_16_bits, 2, precision, is_distributed)
+def test_optimizers_of_megatron_step_as_torchs_own(precision: str, is_distributed: bool) -> None:
+    found, (dtype, rounding) = on_ranks(in_16_bits, 2, precision, is_distributed), TYPES[precision]
     model = plain_gpt()
     wanted = train_plainly(model, torch.optim.AdamW(model.parameters(), 0.01, eps=EPSILON), clip=MOST)
     for item in found:
         assert item["losses"] == pytest.approx(wanted["losses"], abs=rounding)
-        assert item["dtype"] == ("torch.float32" if precision == "no" else "torch.bfloat16")
+        assert item["dtype"] == dtype
         assert not item["skipped"]
     assert_weights(found[0]["state"], by_megatrons_names(model.state_dict()), rounding)
 
