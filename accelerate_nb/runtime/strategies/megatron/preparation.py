@@ -314,10 +314,6 @@ def transformers_model(call: PrepareCall) -> Any:
 def _check_call(call: PrepareCall) -> None:
     """Raise an error that names what no engine can be made of, in a call of `prepare` with a transformers model."""
     refuse_unused(call.accelerator.state.megatron_lm_plugin, by_engine=True)
-    if max(len(_of(call, type_)) for type_ in (Module, Optimizer)) > 1:
-        raise ConfigurationError(
-            "Several models or optimizers were given to one call of prepare with Megatron. Make an Accelerator for each model."
-        )
     if _of(call, LRScheduler):
         raise ConfigurationError(
             "You can't use a custom scheduler with Megatron-LM. Please use the `accelerate_nb.utils.MegatronLMDummyScheduler` instead."

@@ -140,10 +140,12 @@ class MegatronParallel(Strategy):
             raise ConfigurationError(
                 "dynamo_backend was requested with Megatron, which compiles nothing. Leave it out."
             )
-        if requests and (self.engine is not None or (self._call is not None and self._models)):
+        kinds = [isinstance(request.value, Module) for request in requests]
+        has_several = bool(self._models) or len(kinds) > len(set(kinds))
+        if requests and (self.engine is not None or (self._call is not None and has_several)):
             raise ConfigurationError(
-                f"A {type(requests[0].value).__name__} was prepared after a model, but Megatron's engine does not work with multiple models, "
-                "and takes its optimizer in the same call. Make an Accelerator for each model."
+                f"A {type(requests[-1].value).__name__} was prepared beside another model, but Megatron's engine does not work with multiple "
+                "models or optimizers, and takes both in the same call. Make an Accelerator for each model."
             )
         if self._call is not None:
             call, self._call = self._call, None
