@@ -43,9 +43,17 @@ END, PARTS = 0, 2
 ROUNDING = 1e-5
 RATE, DECAY, CLIP, EPSILON = 0.01, 0.1, 0.5, 1e-3
 STEPS, WRITTEN = 3, 4
+
+
+def is_of_first_stage(name: str, _weight: Any) -> bool:
+    """Whether a weight is one that no later stage has."""
+    return "position_embeddings" in name
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "widths": {"tp_degree": 2, "num_micro_batches": PARTS},
-    "stages": {"pp_degree": 2, "num_micro_batches": PARTS},
+    # which learns as fast as the others, in a group of its own
+    "stages": {"pp_degree": 2, "num_micro_batches": PARTS, "scale_lr_cond": is_of_first_stage, "lr_mult": 1 + 1e-9},
     "copies": {},
 }
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
 from accelerate_nb.runtime.data.adapter import loader_arguments
+from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.operations.nested import send_to_device
 from accelerate_nb.runtime.strategies.base import Placeholder, PrepareCall
 from accelerate_nb.runtime.strategies.megatron import conversion
@@ -201,14 +202,14 @@ def prepare_optimizer(accelerator: Any, model: Iterable[Module]) -> Optimizer:  
             found.setdefault((0.0 if no_decay(name, weight) else 1.0, factor), []).append(weight)
     groups = [
         {
-            "params": found[decay, factor],
+            "params": found.get((decay, factor), []),
             "weight_decay": decay * args.weight_decay,
             "lr": factor * args.lr,
             "wd_mult": decay,
             **({} if factor == 1.0 else {"max_lr": factor * args.lr, "min_lr": factor * args.min_lr}),
         }
-        # in the same order on all processes
-        for decay, factor in sorted(found, reverse=True)
+        # the same on all processes, also where a stage has no weights of a group
+        for decay, factor in sorted(set(gather_object(list(found))), reverse=True)
     ]
     if args.optimizer == "sgd":
         return SGD(groups, lr=args.lr, momentum=args.sgd_momentum, weight_decay=args.weight_decay)
