@@ -238,9 +238,6 @@ def llama(config: Any) -> Architecture:
     return Architecture(settings, arguments, _LLAMA, config.vocab_size)
 
 
-_NAMED_FIRST = 8
-
-
 class ConvertedWeights(UserDict[str, Tensor]):
     """Weights of transformers by Megatron's names; each is put together when it is read, so that a model is never there twice."""
 
@@ -257,7 +254,7 @@ class ConvertedWeights(UserDict[str, Tensor]):
 
 def _compare(wanted: set[str], found: Mapping[str, Tensor], library: str) -> None:
     lists = {"it lacks": sorted(wanted - set(found)), "it has beyond them": sorted(set(found) - wanted)}
-    texts = [f"{how} {len(names)}, such as {', '.join(names[:_NAMED_FIRST])}" for how, names in lists.items() if names]
+    texts = [f"{how} {len(names)}, such as {', '.join(names[:8])}" for how, names in lists.items() if names]
     if texts:
         raise ConfigurationError(
             f"A model of {library} has other weights than its configuration: {' and '.join(texts)}. Pass both as they were made."

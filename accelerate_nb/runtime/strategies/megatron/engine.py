@@ -160,10 +160,8 @@ class MegatronModel(ModelWrapper):
             return value
         from megatron.core import parallel_state
 
-        last, group = (
-            parallel_state.get_pipeline_model_parallel_last_rank(),
-            parallel_state.get_pipeline_model_parallel_group(),
-        )
+        group = parallel_state.get_pipeline_model_parallel_group()
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
         return output_on_all(value, last, group, torch.device(torch.cuda.current_device()))
 
 

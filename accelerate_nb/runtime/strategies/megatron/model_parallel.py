@@ -197,8 +197,6 @@ def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPreci
 
 # Complete weights
 
-_NAMED_FIRST = 8
-
 
 def parts_of(model: Module) -> list[Any]:
     """The consecutive parts of a model on this process: several where stages are interleaved."""
@@ -251,7 +249,7 @@ def load_complete(model: Module, state: Mapping[str, Tensor]) -> None:
         if wrong:
             raise CheckpointError(
                 f"Complete weights were given to a model, without {len(wrong)} of its own, or in other shapes: "
-                f"{', '.join(wrong[:_NAMED_FIRST])}. Give it those of the same configuration, by Megatron's names."
+                f"{', '.join(wrong[:8])}. Give it those of the same configuration, by Megatron's names."
             )
 
     _load_sharded_state(model, _fill_tree(_sharded_state(model), fill))

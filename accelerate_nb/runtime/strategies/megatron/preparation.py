@@ -91,7 +91,7 @@ class MegatronLMDummyDataLoader(Placeholder):
         """The plugin's function of three numbers of samples that returns three data sets, or that of Megatron's for a GPT."""
         return accelerator.state.megatron_lm_plugin.custom_megatron_datasets_provider_function or _gpt_datasets
 
-    def build_train_valid_test_data_iterators(self, accelerator: Any) -> tuple[Any, Any, Any]:
+    def build_train_valid_test_data_iterators(self, accelerator: Any) -> tuple[Any, ...]:
         """Iterators over the three data sets; `None` for one that there is not."""
         args = get_args()
         consumed = accelerator.state.megatron_lm_plugin.consumed_samples or [0, 0, 0]
@@ -105,11 +105,10 @@ class MegatronLMDummyDataLoader(Placeholder):
         evaluations = train // size // args.eval_interval + 1
         provider = self.get_train_valid_test_datasets_provider(accelerator)
         found = provider([train, evaluations * args.eval_iters * size, args.eval_iters * size])
-        first, second, third = (
+        return tuple(
             None if dataset is None else _batches(accelerator, dataset, start)
             for dataset, start in zip(found, consumed, strict=True)
         )
-        return first, second, third
 
 
 def _batches(accelerator: Any, dataset: Any, consumed: int) -> Iterator[Any]:
