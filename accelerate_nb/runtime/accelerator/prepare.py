@@ -117,7 +117,7 @@ class PrepareMethods(StepMethods):
             # one that was prepared before its model
             parts = self.world.mesh.sp if is_cut else 1
             return cut_for_group(prepared, self.strategy.batch_cutter, parts, self.device)
-        if isinstance(item, (LRScheduler, AcceleratedScheduler)) or self.strategy.moves(item):
+        if isinstance(item, (LRScheduler, AcceleratedScheduler, *self.strategy.schedule_types)):
             return self.prepare_scheduler(item)
         refuse_placeholder(item)
         return item

@@ -116,9 +116,11 @@ class Strategy:
     megatron_lm_plugin: Any = None
     parallelism_config: ParallelismConfig | None = None
     device_mesh: DeviceMesh | None = None
-    # the class of a prepared optimizer, where it is not the usual one, and of what is given in the place of an optimizer
+    # the class of a prepared optimizer, where it is not the usual one; classes of what is given in the place of an optimizer, and of
+    # schedules beside torch's
     optimizer_class: type | None = None
     placeholder_types: tuple[type, ...] = ()
+    schedule_types: tuple[type, ...] = ()
     # whether every process holds all weights, so that it could train by itself for a while
     copies_are_whole: bool = True
     # whether hooks of save_state and load_state get complete weights; without it `files` writes, and `load` reads, each process's own
@@ -234,10 +236,6 @@ class Strategy:
     def replace(self, item: Any) -> Any:
         """What is prepared in the place of an object that is no model and no optimizer: mostly that object."""
         return item
-
-    def moves(self, item: Any) -> bool:
-        """Whether an object is a schedule, of another class than torch's, that the strategy prepares."""
-        return False
 
     def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
         """A schedule as it is prepared; `None` for one that moves when its optimizer steps, as most do."""

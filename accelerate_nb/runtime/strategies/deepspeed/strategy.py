@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from accelerate_nb.devices import async_io
 from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetError
@@ -85,6 +86,8 @@ class DeepSpeed(Strategy):
     def __init__(self, world: World, plugins: Plugins | None = None) -> None:
         super().__init__(world)
         self._package = preparation.load_package(world)
+        own = self._package.runtime.lr_schedules
+        self.schedule_types = (preparation.DummyScheduler, *(getattr(own, name) for name in own.VALID_LR_SCHEDULES))
         self.deepspeed_plugins: Any = plugins or DeepSpeedPlugin()
         first = next(iter(self._all_plugins))
         if not any(plugin.selected for plugin in self._all_plugins):
@@ -205,7 +208,8 @@ class DeepSpeed(Strategy):
         plugin, call, state = self.deepspeed_plugin, self._call, GradientState()
         self._check_disk(plugin)
         schedules = self._package.runtime.lr_schedules.VALID_LR_SCHEDULES
-        scheduler = next((item for item in call.objects if self.moves(item)), None)
+        kinds = (LRScheduler, *self.schedule_types)
+        scheduler = next((item for item in call.objects if isinstance(item, kinds)), None)
         steps = preparation.choose_accumulation(plugin, state.num_steps)
         state.plugin_kwargs = {**state.plugin_kwargs, "num_steps": steps}
         preparation.check_pair(plugin.deepspeed_config, optimizer, scheduler, schedules)
@@ -263,13 +267,6 @@ class DeepSpeed(Strategy):
             compile_regions_in_place(engine.module, **arguments)
         else:
             engine.compile(backend=arguments.pop("backend"), compile_kwargs=arguments)
-
-    def moves(self, item: Any) -> bool:
-        """Whether an object is a schedule that has to do with the engine."""
-        return (
-            isinstance(item, (torch.optim.lr_scheduler.LRScheduler, preparation.DummyScheduler))
-            or type(item).__name__ in self._package.runtime.lr_schedules.VALID_LR_SCHEDULES
-        )
 
     def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
         """The schedule that the engine moves itself, as it is prepared; `None` for one that moves with the optimizer."""

@@ -79,6 +79,7 @@ class MegatronParallel(Strategy):
     hooks_get_weights = False
     gradients_kept_by = "Megatron"
     distributed_type = DistributedType.MEGATRON_LM
+    schedule_types = (preparation.MegatronLMDummyScheduler,)
     precision: MegatronPrecision
 
     def __init__(self, world: World, plugin: MegatronLMPlugin | None = None) -> None:
@@ -229,10 +230,6 @@ class MegatronParallel(Strategy):
             self._iterators = self._iterators or list(preparation.prepare_data_loader(self.engine.accelerator, item))
             return self._iterators.pop(0)
         return preparation.with_all_parts(item) if isinstance(item, DataLoader) else item
-
-    def moves(self, item: Any) -> bool:
-        """Whether an object is the placeholder of an engine's schedule."""
-        return isinstance(item, preparation.MegatronLMDummyScheduler)
 
     def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
         """The engine's schedule in the place of its placeholder; `None` for one that moves with the optimizer."""
