@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -271,10 +270,10 @@ def test_the_accelerator_that_trains_evaluates_a_teacher_in_parts_and_makes_a_sc
 
 def clipped(max_norm: float | None, configured: float | None, expected: float) -> None:
     model = net()
-    before = deepcopy(model.state_dict())
     accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=2, gradient_clipping=configured))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model, optimizer, _ = accelerator.prepare(model, optimizer, DataLoader(samples(), 4))
+    before = accelerator.get_state_dict(model)
     accelerator.backward(10 * model(torch.ones(4, 8)).sum())
     norm = None if max_norm is None else accelerator.clip_grad_norm_(model.parameters(), max_norm).item()
     optimizer.step()

@@ -82,6 +82,7 @@ def in_parts() -> None:
         )
     weights = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
+        assert weights["lm_head.weight"] is weights["transformer.wte.weight"]
         whole.load_state_dict(weights)
         with torch.no_grad():
             alone = whole.generate(prompt, max_new_tokens=4, do_sample=False, synced_gpus=False, pad_token_id=0)

@@ -351,7 +351,7 @@ class DeepSpeed(Strategy):
 
     def model_state(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """The complete weights; of stage 3 on each machine's first process, and an empty dictionary on the others."""
-        state = _complete_state(self.unwrap(model), is_kept=self.world.is_local_main)
+        state = _complete_state(self.unwrap(model), self.world.is_local_main)
         return {original_name(name): item for name, item in state.items()}
 
     def files(
@@ -427,25 +427,23 @@ class DeepSpeed(Strategy):
             plugin.unselect()
 
 
-def _complete_state(model: nn.Module, *, is_kept: bool) -> dict[str, Any]:
-    """Complete weights and buffers by name, on the CPU where they are in parts; whole one module at a time. All processes call it."""
+def _complete_state(model: nn.Module, is_local_main: bool) -> dict[str, Any]:
+    """Copies of complete weights and buffers, on the CPU; of weights in parts on a machine's first process. All processes call it."""
     from deepspeed.runtime.zero import GatheredParameters
 
-    # which a weight has that is in parts
-    mark = "ds_id"
-    if not any(hasattr(weight, mark) for weight in model.parameters()):
-        return model.state_dict()
     own = model.state_dict(keep_vars=True)
-    found: dict[str, Any] = {}
+    # which a weight has that is in parts
+    is_kept = is_local_main or not any(hasattr(weight, "ds_id") for weight in own.values())
+    # a weight with two names is one tensor, as in Accelerate's stage 3
+    copies: dict[int, Any] = {}
+    # one module whole at a time
     for _, group in itertools.groupby(own, lambda name: name.rpartition(".")[0]):
-        names = list(group)
-        weights = [own[name] for name in names]
+        weights = [own[name] for name in group]
         with GatheredParameters(weights):
-            if is_kept:
-                for name, weight in zip(names, weights, strict=True):
-                    value = weight.detach() if isinstance(weight, Tensor) else weight
-                    found[name] = value.cpu().clone() if hasattr(weight, mark) else value
-    return {name: found[name] for name in own if name in found}
+            for weight in weights if is_kept else ():
+                if id(weight) not in copies:
+                    copies[id(weight)] = weight.detach().to("cpu", copy=True) if isinstance(weight, Tensor) else weight
+    return {name: copies[id(weight)] for name, weight in own.items()} if is_kept else {}
 
 
 _EXPECTED = "a part of DeepSpeed's engine"
