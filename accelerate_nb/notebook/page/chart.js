@@ -109,7 +109,8 @@ export class Chart {
       const margin = least === most ? 2 : (most / least) ** 0.05;
       return { from, to, least: least / margin, most: most * margin };
     }
-    const margin = most > least ? (most - least) * 0.06 : Math.abs(most) * 0.1 || 1;
+    // uPlot looks for ever for marks of what is rounding alone
+    const margin = most - least > Math.abs(most) * 1e-12 ? (most - least) * 0.06 : Math.abs(most) * 0.1 || 1;
     return { from, to, least: least - margin, most: most + margin };
   }
 

@@ -960,6 +960,9 @@ def test_the_marks_of_an_axis_never_repeat(page: Any, show: Any) -> None:
         marks = page.evaluate("(values) => panel.marks(values)", values)
         assert len({*marks}) == len(values), marks
     assert page.evaluate("panel.marks([0, 0.5, 1, 1500])") == ["0", "0.5", "1", "1500"]
+    # values that differ by rounding alone have a chart, too
+    show([start(1)], metrics=[["accuracy", 0, _points(1.0, 1.0 + 2**-52)]])
+    expect(page.locator(".anb-plot canvas")).to_have_count(1)
 
 
 def test_lines_that_coincide_keep_their_colours(page: Any, show: Any) -> None:
