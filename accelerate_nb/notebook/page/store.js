@@ -81,12 +81,6 @@ function takeMetric(store, [name, rank, points], time) {
   if (points.length) rankState.newest.set(name, real(points.at(-1)[1]));
   store.points += points.length;
   if (points.length) moved(store, time ?? points.at(-1)[2]);
-  while (store.points > MOST_POINTS) {
-    const curves = [...store.metrics.values()].flatMap((ofRanks) => [...ofRanks.values()]);
-    const longest = curves.reduce((most, other) => (other.length > most.length ? other : most));
-    longest.thin();
-    store.points = curves.reduce((total, { length }) => total + length, 0);
-  }
 }
 
 /** Something has moved at a time; what was before the run is no time. */
@@ -161,6 +155,12 @@ export function feed(store, message) {
   for (const [name, fact] of Object.entries(FACTS)) if (message[name] !== undefined) store[fact] = message[name];
   if (message.skipped) store.skipped += message.skipped;
   for (const metric of message.metrics ?? []) takeMetric(store, metric, arrived);
+  if (store.points > MOST_POINTS) {
+    const curves = [...store.metrics.values()].flatMap((ofRanks) => [...ofRanks.values()]);
+    const longest = curves.reduce((most, { length }) => Math.max(most, length), 0);
+    for (const curve of curves) if (curve.length > longest / 2) curve.thin();
+    store.points = curves.reduce((total, { length }) => total + length, 0);
+  }
   if (message.stacks) Object.assign(store, { stacks: message.stacks, stacksRequested: false });
 }
 
