@@ -73,7 +73,7 @@ class RankRow {
       const [least, most] = rankState.spread?.get(name) ?? [value, value];
       setText(this.metrics[i], number(least) === number(most) ? number(least) : `${number(least)}–${number(most)}`);
       set(this.metrics[i], "data-name", name);
-      this.metrics[i].classList.toggle("anb-bad", value !== undefined && !Number.isFinite(value));
+      this.metrics[i].classList.toggle("anb-bad", least !== undefined && ![least, most].every(Number.isFinite));
     });
     this.drawDevice(rankState);
     // the parts of a step, in milliseconds, and of the memory: of the whole device where that is known

@@ -215,8 +215,8 @@ def test_ranks_that_report_the_same_are_one_row_until_it_is_unfolded(page: Any, 
     expect(rows.locator(".anb-bar-text")).to_contain_text("50–57/100")
     expect(rows).to_contain_text("0.5000–1.200")
     # also of a rank that does not lead
-    give(page, seq=3, metrics=[["reward", 3, [[0, 7.5, 0.0]]]])
-    expect(rows).to_contain_text("7.500")
+    give(page, seq=3, metrics=[["reward", 3, [[0, "nan", 0.0]]]])
+    expect(rows.locator(".anb-bad")).to_have_text("nan")
     expect(rows).to_contain_text("8 × cuda")
     expect(rows).to_contain_text("84 %")
     expect(page.get_by_role("img", name=re.compile("^ranks 0–7 step: 10.0 ms"))).to_be_visible()
