@@ -103,7 +103,7 @@ def wraps_blocks() -> None:
     in_sequence, plain = Net(), Net()
     in_sequence.blocks = nn.Sequential(*in_sequence.blocks)
     assert sharded_names(check_equal(in_sequence)) == blocks
-    plain.blocks = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    plain.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)))
     assert sharded_names(check_equal(plain)) == {""}
     by_size = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 60}
     assert sharded_names(check_equal(Net(), **by_size)) >= {"", "first", "last"}

@@ -271,7 +271,8 @@ def block_policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> Ca
 def _repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
     """The elements of the outermost lists of equal modules, of an `nn.Sequential` those with parts; what is in such an element is small."""
     parts = list(module.children())
-    is_sequence = isinstance(module, nn.Sequential) and len(parts) > 1
+    # the layers of an `nn.Sequential` may be called without it
+    is_sequence = isinstance(module, nn.Sequential) and len(parts) > 1 and type(parts[0]) is not nn.Sequential
     is_repeated = is_sequence and all(type(part) is type(parts[0]) and part._modules for part in parts)
     if is_repeated or is_repeated_blocks(module):
         yield from parts
