@@ -34,6 +34,8 @@ from accelerate_nb.worker.process_session import die_with_parent, tie_children
 
 # How long what was registered with atexit may take.
 _PARTING = 2.0
+# Interrupts of this process before its function begins.
+_interrupts: list[int] = []
 
 
 def work(worker: LocalWorker, parent: int, payload: Payload | None = None) -> NoReturn:
@@ -72,9 +74,10 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # an interrupt waits until it can be reported; others may be blocked: Ray does so in the threads of its actors, which fork
-    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGINT})
+    # an interrupt waits until it can be reported
+    signal.signal(signal.SIGINT, lambda number, _: _interrupts.append(number))
+    # Ray blocks it in the threads of its actors, and what they fork inherits that
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # a notebook's kernel has switched it on already, and a forked worker's last words would go to the kernel's streams
     faulthandler.enable(file=worker.descriptors.stacks)
     # the main thread alone, which the signal goes to: other threads run on while their stacks are read, and that ends in a
@@ -129,7 +132,9 @@ class RankConnection:
     def run(self) -> bool:
         """Call the function and leave its value; an exception is reported as this rank's failure. Returns whether all went well."""
         try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if _interrupts:
+                signal.raise_signal(signal.SIGINT)
             self._prepare()
             call = self._payload.unpack()
             self._send_state("running")

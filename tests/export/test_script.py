@@ -202,7 +202,7 @@ def test_options_change_what_the_cells_begin_with(tmp_path):
     assert "Train a model\n" in python(path, "--help").stdout
     wrong = python(path, "--rat", "3")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "did you mean --rate?" in wrong.stderr
+    assert "Did you mean --rate?" in wrong.stderr
 
 
 def test_a_debugger_can_run_it(tmp_path):

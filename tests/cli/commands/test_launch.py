@@ -265,7 +265,7 @@ def test_a_notebook_runs_where_it_lies_with_its_parameters(folder, capfd):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--", "--lrr", "1"], "there is no option --lrr; did you mean --lr?"),
+        (["--", "--lrr", "1"], "there is no option --lrr. Did you mean --lr?"),
         (["--", "--lr", "much"], "'much' was given, and it takes a number"),
         (["--lr", "1"], "Arguments for train.ipynb itself go after `--`"),
         (["more"], "accelerate-nb launch train.ipynb -- more"),
