@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import process, util
 from typing import Any, NoReturn
@@ -34,17 +35,18 @@ from accelerate_nb.worker.process_session import die_with_parent, tie_children
 
 # How long what was registered with atexit may take.
 _PARTING = 2.0
-# Interrupts of this process before its function begins.
-_interrupts: list[int] = []
 
 
 def work(worker: LocalWorker, parent: int, payload: Payload | None = None) -> NoReturn:
     """Be a worker: run the payload, leave its outcome, wait until all ranks have, and end the process."""
+    # those that come before they can be reported
+    interrupts: list[int] = []
     try:
+        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         _settle(worker, parent)
         os.environ.update(worker.spec.rank_info.environ())
         rank = RankConnection(worker, payload)
-        succeeds = rank.run()
+        succeeds = rank.run(interrupts)
         # connections of other ranks end here: it stays until the kernel releases it, or has gone
         with suppress(KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -74,8 +76,6 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # an interrupt waits until it can be reported
-    signal.signal(signal.SIGINT, lambda number, _: _interrupts.append(number))
     # Ray blocks it in the threads of its actors, and what they fork inherits that
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # a notebook's kernel has switched it on already, and a forked worker's last words would go to the kernel's streams
@@ -129,11 +129,11 @@ class RankConnection:
         # from here on it dumps its stack at the signal
         self._send_state("starting")
 
-    def run(self) -> bool:
-        """Call the function and leave its value; an exception is reported as this rank's failure. Returns whether all went well."""
+    def run(self, interrupts: Sequence[int]) -> bool:
+        """Call the function, unless there were interrupts, and leave its value or report its failure. Returns whether all went well."""
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if _interrupts:
+            if interrupts:
                 signal.raise_signal(signal.SIGINT)
             self._prepare()
             call = self._payload.unpack()
