@@ -8,6 +8,7 @@ import builtins
 from collections.abc import Coroutine
 from contextvars import ContextVar
 from inspect import CO_COROUTINE
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from accelerate_nb.export.python_source import result_of
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+# On one line, these are written by IPython, which is slow to import, as by Python itself.
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("accelerate_nb_script_loop", default=None)
 
 
@@ -27,27 +30,30 @@ def shown(value: Any) -> None:
 
 
 def display(*objects: Any, **options: Any) -> Any:
-    """Show objects: in a notebook or the panel of a run, where this script runs in one; elsewhere as text, a figure by its size."""
-    # takes what IPython's `display` takes; with `display_id`, gives an object whose `update` shows something else
+    """Show objects: in a notebook, or in the panel of a run, where this script runs in one, and as text anywhere else."""
+    # takes what IPython's `display` takes; with `display_id`, gives an object whose `update` shows something else below
     other = getattr(builtins, "display", None)
     if other is not None:
         return other(*objects, **options)
-    from IPython.core.display import Latex, Markdown  # slow to import
+    for item in objects:
+        print(_text_of(item))
+    return SimpleNamespace(display=display, update=display) if options.get("display_id") is not None else None
+
+
+def _text_of(value: Any) -> str:
+    """The text of a display; a figure is a line with its size."""
+    if _is_simple(value) and len(text := repr(value)) < 80:
+        return text
+    from IPython.core.display import Latex, Markdown
     from IPython.core.formatters import PlainTextFormatter
 
-    for item in objects:
-        print(item.data if isinstance(item, (Latex, Markdown)) else PlainTextFormatter()(item))
-    return DisplayHandle() if options.get("display_id") is not None else None
+    return str(value.data if isinstance(value, (Latex, Markdown)) else PlainTextFormatter()(value))
 
 
-class DisplayHandle:
-    """A display that can be updated: its new text is printed below, since printed text stays."""
-
-    def display(self, obj: Any, **_: Any) -> None:
-        """Show an object."""
-        display(obj)
-
-    update = display
+def _is_simple(value: Any) -> bool:
+    if type(value) is dict:
+        value = (*value.keys(), *value.values())
+    return all(map(_is_simple, value)) if type(value) in (list, tuple) else type(value) in _SIMPLE
 
 
 def wait(coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -82,5 +88,4 @@ def execute(source: str, file: str, above: int, names: dict[str, Any]) -> None:
     for part, mode in parts:
         code = compile(part, file, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         value = eval(code, names)
-        value = wait(value) if code.co_flags & CO_COROUTINE else value
-        shown(value)
+        shown(wait(value) if code.co_flags & CO_COROUTINE else value)

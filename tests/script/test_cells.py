@@ -14,12 +14,20 @@ def _outside_of_notebooks(monkeypatch):
     monkeypatch.delattr(builtins, "display", raising=False)
 
 
-def test_values_are_written_as_ipython_writes_them(capsys):
+VALUES = [
+    *(1, -2.5, True, "it's", b"x", 1j, ...),
+    *([1, "a", None], (1,), (), {"a": [1, (2, 3)]}, {3, 1, 2}, list(range(100))),
+    *({"key " * 5: "value " * 9, "other": ["x" * 40, "y" * 40]}, "a long text " * 20, "two\nlines"),
+    *(int, len, range(3), collections.Counter("abca"), collections.OrderedDict(a=1), ValueError("x")),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_values_are_written_as_ipython_writes_them(value, capsys):
     from IPython.lib.pretty import pretty
 
-    values = ({3, 1, 2}, list(range(100)), {"key " * 5: "value " * 9}, "two\nlines", collections.Counter("abca"), None)
-    display(*values)
-    assert capsys.readouterr().out == "".join(f"{pretty(value)}\n" for value in values)
+    display(value)
+    assert capsys.readouterr().out == f"{pretty(value)}\n"
 
 
 def test_a_value_is_shown_and_none_is_not(capsys):
@@ -53,6 +61,11 @@ def test_where_something_else_shows_it_does(monkeypatch, capsys):
     display("a")
     assert seen == [3, "a"]
     assert capsys.readouterr().out == ""
+
+
+def test_numbers_and_texts_need_no_ipython():
+    program = "import sys\nfrom accelerate_nb.script.cells import shown\nshown([1, {'a': 2.5}])\nprint('IPython' in sys.modules)"
+    assert python("-c", program, check=True).stdout == "[1, {'a': 2.5}]\nFalse\n"
 
 
 def test_what_still_runs_at_the_end_is_cancelled_without_a_warning():
