@@ -163,7 +163,7 @@ def names_of(text: str, where: str) -> list[str]:
     return names
 
 
-def pushed(text: str, names: Mapping[str, Any], who: str) -> dict[str, Any]:
+def read_push(text: str, names: Mapping[str, Any], who: str) -> dict[str, Any]:
     """The variables that `%accelerate push` was given, among these names of `who`."""
     wanted = names_of(text, "%accelerate push")
     if missing := next((name for name in wanted if name not in names), None):
@@ -207,6 +207,12 @@ def evaluated_call(text: str, names: Mapping[str, Any], unknown: str) -> tuple[A
     collect = ast.Call(ast.Name("_collect_", ast.Load()), call.args, call.keywords)
     args, kwargs = value(collect, _collect_=lambda *args, **kwargs: (args, kwargs))
     return function, args, kwargs
+
+
+def pulled_ranks(options: PullOptions, size: int) -> tuple[int, ...]:
+    """The ranks, of `size`, whose values `%accelerate pull` fetches."""
+    rank = one_rank(options.rank, size)
+    return tuple(range(size)) if options.all else rank or (0,)
 
 
 def one_rank(rank: int | None, size: int) -> tuple[int, ...]:

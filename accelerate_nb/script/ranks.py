@@ -135,7 +135,7 @@ class ScriptRanks:
         """Do what a line of `%accelerate` says, with the names of the script."""
         command, rest = magic_args.read_line(text)
         if command.word == "push":
-            self._all("_push", magic_args.pushed(rest, names, "the script"))
+            self._all("_push", magic_args.read_push(rest, names, "the script"))
         elif command.word == "pull":
             self._pull(*magic_args.read_pull(rest), names)
         elif command.word == "run":
@@ -150,8 +150,7 @@ class ScriptRanks:
         return None
 
     def _pull(self, options: magic_args.PullOptions, wanted: Sequence[str], names: dict[str, Any]) -> None:
-        ranks = magic_args.one_rank(options.rank, self.size) or (0,)
-        ranks = tuple(range(self.size)) if options.all else ranks
+        ranks = magic_args.pulled_ranks(options, self.size)
         found = [load(entries) for entries in self._all("_give", tuple(wanted), ranks, frozenset(names))]
         if failures := [item for item in found if isinstance(item, OperationError)]:
             raise failures[0]

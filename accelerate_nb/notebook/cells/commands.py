@@ -108,7 +108,7 @@ class SessionCommands:
     # -------------------------------------------------------------------------------------------------- values, calls
 
     def _push(self, rest: str, command: magic_args.LineCommand) -> None:
-        values = magic_args.pushed(rest, self.shell.user_ns, "the notebook")
+        values = magic_args.read_push(rest, self.shell.user_ns, "the notebook")
         session = self.kept.ready()
         session.push(values)
         where = of_ranks(session.ranks)
@@ -118,7 +118,7 @@ class SessionCommands:
         __tracebackhide__ = True
         options, names = magic_args.read_pull(rest)
         session = self.kept.there("%accelerate pull")
-        ranks = session.ranks if options.all else magic_args.one_rank(options.rank, session.size) or session.ranks[:1]
+        ranks = magic_args.pulled_ranks(options, session.size)
         try:
             pulled = session.pull(names, ranks=ranks)
         except WorkerError as error:
