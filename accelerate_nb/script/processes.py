@@ -114,15 +114,11 @@ def once_on_machine(frame: FrameType, work: Callable[[], object]) -> None:
     name = launch_digest(os.environ, at, times[at], parent.pid, parent.create_time()).hex()
     path = Path(tempfile.gettempdir()) / f"accelerate-nb-{name}"
     # The operating system releases the lock of a process that ends, however it ends: no process waits for ever.
-    with open(
-        path, "a+", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)
-    ) as file:
-        found = os.fstat(file.fileno())
-        # every user may write there
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "a+", encoding="utf-8") as file:
+        found = os.fstat(descriptor)
         if found.st_uid != os.getuid() or found.st_nlink > 1:
-            raise ScriptError(
-                f"{path} was to be a file of this user, but is another's. Set TMPDIR to a folder of your own."
-            )
+            raise ScriptError(f"{path} is not a file of this user alone. Set TMPDIR to a folder of your own.")
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         # nothing before the first process, "begun" while it works, and a full stop for each process that has passed

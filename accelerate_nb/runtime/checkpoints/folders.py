@@ -94,7 +94,7 @@ def commit(paths: CheckpointPaths) -> None:
     shutil.rmtree(paths.draft.parent, ignore_errors=True)
 
 
-def give_up(paths: CheckpointPaths) -> None:
+def delete_draft(paths: CheckpointPaths) -> None:
     """Delete the draft of a save that failed; one that is complete stays for `settle`."""
     shutil.rmtree(paths.draft, ignore_errors=True)
     with suppress(OSError):  # the complete one is in there, or a folder that is being deleted

@@ -166,7 +166,7 @@ class Saver:
             agreement.finish(complaint, commit)
         except CheckpointError:
             if self.world.is_main or agreement.is_apart:
-                folders.give_up(paths)
+                folders.delete_draft(paths)
             raise
 
 

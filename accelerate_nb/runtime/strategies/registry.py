@@ -111,9 +111,10 @@ def _check(name: str, world: World, request: StrategyRequest) -> None:
             raise ConfigurationError(
                 f"`{argument}` must be a {wanted.__name__} object, but is {plugin!r}. Pass one, or strategy={name!r}."
             )
-    if name in {"fsdp", "deepspeed"} and world.device.type == "xla":
+    titles = {"fsdp": "FSDP", "deepspeed": "DeepSpeed"}
+    if name in titles and world.device.type == "xla":
         raise ConfigurationError(
-            f"strategy={name!r} was requested for XLA devices, which it doesn't know. Leave it out, so that each rank has the whole "
+            f"{titles[name]} was requested for XLA devices, which it doesn't know. Leave it out, so that each rank has the whole "
             "model, or train on GPUs."
         )
 

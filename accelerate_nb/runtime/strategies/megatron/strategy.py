@@ -141,12 +141,13 @@ class MegatronParallel(Strategy):
             raise ConfigurationError(
                 "dynamo_backend was requested with Megatron, which compiles nothing. Leave it out."
             )
-        kinds = [isinstance(request.value, Module) for request in requests]
-        has_several = bool(self._models) or len(kinds) > len(set(kinds))
+        # a model and its optimizer, one of each
+        are_models = [isinstance(request.value, Module) for request in requests]
+        has_several = bool(self._models) or max(are_models.count(True), are_models.count(False)) > 1
         if requests and (self.engine is not None or (self._call is not None and has_several)):
             raise ConfigurationError(
                 f"A {type(requests[-1].value).__name__} was prepared beside another model, but Megatron's engine does not work with multiple "
-                "models or optimizers, and takes both in the same call. Make an Accelerator for each model."
+                "models or optimizers, and takes a model with its optimizer in one call. Make an Accelerator for each model."
             )
         if self._call is not None:
             call, self._call = self._call, None
