@@ -162,7 +162,7 @@ class Kernel:
         """Begin to run a cell; `cell_id` is what JupyterLab sends with it."""
         began = time.monotonic()
         request = {"code": dedent(code).strip("\n"), "silent": False, "store_history": True, "allow_stdin": True}
-        # after a cell that raised, a kernel drops the cells that it has got by then: "Run All" wants that, a test's next cell not
+        # after a cell that raised, a kernel drops the cells that it has received by then, which "Run All" wants, and no test
         request["stop_on_error"] = False
         message = self.send("execute_request", request, **({"cellId": cell_id} if cell_id else {}))
         self._cells[message] = cell = Cell(self, message, began)

@@ -120,14 +120,7 @@ def test_an_interrupt_while_a_failure_is_reported_loses_nothing_of_it():
 
 
 def test_an_interrupt_before_the_function_begins_is_reported_as_one(monkeypatch):
-    send_state = RankConnection._send_state
-
-    def interrupted(connection, state):
-        send_state(connection, state)
-        if state == "starting":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    # a forked worker has what this process has
-    monkeypatch.setattr(RankConnection, "_send_state", interrupted)
+    # a forked worker has what this process has: each message about its state, of which "starting" is the first, interrupts it
+    monkeypatch.setattr(RankConnection, "_send_state", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(WorkerError, match="rank 0 stopped with KeyboardInterrupt"):
         notebook_launcher(abs, (-1,), num_processes=1, cpu=True, start_method="fork")

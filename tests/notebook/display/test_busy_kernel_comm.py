@@ -21,9 +21,8 @@ def test_an_unknown_kernel_is_left_alone(monkeypatch, kernel):
 def test_a_message_that_can_not_be_read_goes_the_kernels_own_way(monkeypatch):
     stream = SimpleNamespace(_recv_callback=lambda frames: f"kernel took {frames}")
     stream.on_recv = lambda callback, copy: setattr(stream, "_recv_callback", callback)
-    monkeypatch.setattr(
-        lanes, "ipython_shell", lambda: SimpleNamespace(kernel=SimpleNamespace(shell_stream=stream, session=None))
-    )
+    kernel = SimpleNamespace(shell_stream=stream, session=None)
+    monkeypatch.setattr(lanes, "ipython_shell", lambda: SimpleNamespace(kernel=kernel))
     lane = BusyKernelComm()
     former = stream._recv_callback
     assert lane.join("comm", print) is True
