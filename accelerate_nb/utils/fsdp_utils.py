@@ -7,8 +7,7 @@ from accelerate_nb.runtime.checkpoints.file_names import (
 )
 from accelerate_nb.runtime.checkpoints.shards import merge_fsdp_weights as merge_fsdp_weights
 from accelerate_nb.runtime.compat.constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
-from accelerate_nb.runtime.compat.unsupported import ensure_weights_retied as ensure_weights_retied
-from accelerate_nb.runtime.strategies.fsdp.hf_functions import (
+from accelerate_nb.runtime.compat.fsdp_functions import (
     fsdp2_apply_ac as fsdp2_apply_ac,
     fsdp2_canonicalize_names as fsdp2_canonicalize_names,
     fsdp2_load_full_state_dict as fsdp2_load_full_state_dict,
@@ -22,6 +21,7 @@ from accelerate_nb.runtime.strategies.fsdp.hf_functions import (
     save_fsdp_model as save_fsdp_model,
     save_fsdp_optimizer as save_fsdp_optimizer,
 )
+from accelerate_nb.runtime.compat.unsupported import ensure_weights_retied as ensure_weights_retied
 from accelerate_nb.runtime.strategies.fsdp.plugin import (
     disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
     enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading,
