@@ -136,7 +136,7 @@ _CASES = (
         "The weights' names have a wrapper's 'module.' in front: save and load accelerator.unwrap_model(model).",
     ),
     KnownMistake(
-        r"OperationError|invalid tensor size at index|op\.preamble\.length <= op\.nbytes",
+        r"calls that don't fit together|invalid tensor size at index|op\.preamble\.length <= op\.nbytes",
         "Where ranks have batches of different sizes, gather_for_metrics and pad_across_processes take them; "
         "join_uneven_inputs is for different numbers of batches.",
     ),
