@@ -34,6 +34,7 @@ from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.named_states import files_of_parts
 from accelerate_nb.runtime.checkpoints.shards import LIST, ShardIndex, list_shards
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
+from accelerate_nb.runtime.compat.kwargs_handlers import GradScalerKwargs
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
@@ -63,11 +64,10 @@ class MegatronPrecision(Precision):
         self.dtype = _TYPES[name]
         self.loss_scaler: Any = None
         if name == "fp16":
-            # torch's defaults, and no tolerance of an overflow, as torch's scaler has none
-            factors = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "init_scale": 65536.0}
-            requested = {} if options.scaling is None else options.scaling.to_kwargs()
-            settings = {name: requested.get(name, default) for name, default in factors.items()}
-            self.loss_scaler = DynamicGradScaler(settings.pop("init_scale"), 1.0, **settings, hysteresis=1)
+            factors = options.scaling or GradScalerKwargs()
+            growth, backoff, interval = factors.growth_factor, factors.backoff_factor, factors.growth_interval
+            # no tolerance of an overflow, as torch's scaler has none
+            self.loss_scaler = DynamicGradScaler(factors.init_scale, 1.0, growth, backoff, interval, hysteresis=1)
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the factor of float16."""
@@ -94,13 +94,10 @@ class MegatronStep:
         self.last_norm: float | None = None
         self.inner = _around(optimizer, model, precision, is_distributed)
         self.inner.tp_group = parallel_state.get_tensor_model_parallel_group()
+        # of a model's parts; where copies have parts of the optimizer, all processes
+        self._norm_group = self.inner.get_grad_stats_parallel_group() or dist.group.WORLD
         # one overflow, of whichever process's experts, is that of all
         self.inner.grad_stats_parallel_group = dist.group.WORLD
-        self._norm_group = (
-            parallel_state.get_intra_distributed_optimizer_instance_group()
-            if is_distributed
-            else parallel_state.get_model_parallel_group()
-        )
         for weight in filter(is_of_expert, model.parameters()):
             # Megatron would add the gradients of biases of other experts, whose tokens it has brought here already
             weight.sequence_parallel = False  # type: ignore[attr-defined]  # Megatron's own mark
@@ -387,55 +384,51 @@ def _updated(inner: Any, weight: Tensor) -> tuple[Tensor | None, slice]:
     return inner.optimizer.param_groups[group]["params"][number], slice(part.start, part.end)
 
 
-def _remembered(inner: Any, weight: Tensor) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """What an optimizer remembers of what it updates of a weight: tensors of that shape, and single numbers."""
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, float] = {}
+def _remembered(inner: Any, weight: Tensor) -> dict[str, Tensor]:
+    """What an optimizer remembers of what it updates of a weight: tensors of that shape, and numbers, which are tensors without one."""
     main, _ = _updated(inner, weight)
     if main is None:
-        return tensors, numbers
+        return {}
     copy = {} if main.dtype == weight.dtype else {_COPY: main}
-    for name, value in {**inner.optimizer.state.get(main, {}), **copy}.items():
-        if isinstance(value, Tensor) and value.dim() == 0:
-            numbers[name] = value.item()
-        elif isinstance(value, Tensor) and value.shape == main.shape:
-            tensors[name] = value
-        elif value is not None:
+    kept = {**inner.optimizer.state.get(main, {}), **copy}
+    found = {name: value for name, value in kept.items() if value is not None}
+    for name, value in found.items():
+        if not isinstance(value, Tensor) or value.shape not in ((), main.shape):
             raise NotYetError(
                 f"save_state was called with {type(inner.optimizer).__name__}, which remembers {name!r} of a weight: neither a tensor of "
                 "its shape nor a number. Train with AdamW or SGD, or save the weights alone with accelerator.save_model."
             )
-    return tensors, numbers
+    return found
 
 
 def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileToWrite]:
     inner, learning = step.inner, _learning(step)
     own = [_remembered(inner, weight) for weight, _ in learning]
-    # by a weight's name in the whole model; of copies that have parts of the states each knows some weights
-    keys: dict[str, set[str]] = {}
-    numbers: dict[str, dict[str, float]] = {}
-    described = [(place.key, list(tensors), known) for (_, place), (tensors, known) in zip(learning, own, strict=True)]
-    for weight_name, found, known in gather_object(described):
-        keys.setdefault(weight_name, set()).update(found)
-        numbers.setdefault(weight_name, {}).update(known)
+    described = [
+        (place.key, {key: None if value.dim() else value.item() for key, value in found.items()})
+        for (_, place), found in zip(learning, own, strict=True)
+    ]
+    # by a weight's name in the whole model, numbers and the names of tensors; of copies that have parts each knows some weights
+    known: dict[str, dict[str, float | None]] = {}
+    for weight_name, found in gather_object(described):
+        known.setdefault(weight_name, {}).update(found)
     tree: dict[Any, Any] = {}
-    for (weight, place), (tensors, _) in zip(learning, own, strict=True):
-        whole = tensors
-        if isinstance(inner, DistributedOptimizer):
-            # copies have parts, whose sum is the whole where each has zeros elsewhere
-            whole = {}
-            for key in sorted(keys[place.key]):
+    for number, ((weight, place), found) in enumerate(zip(learning, own, strict=True)):
+        tree[number] = {}
+        for key in sorted(key for key, value in known[place.key].items() if value is None):
+            value = found.get(key)
+            if isinstance(inner, DistributedOptimizer):
+                # copies have parts, whose sum is the whole where each has zeros elsewhere
                 flat = torch.zeros(weight.numel(), device=weight.device)
-                if key in tensors:
-                    flat[_updated(inner, weight)[1]] = tensors[key].flatten()
+                if value is not None:
+                    flat[_updated(inner, weight)[1]] = value.flatten()
                 dist.all_reduce(flat, group=inner.data_parallel_group)
-                if is_main_replica(place.replica_id):
-                    whole[key] = flat.view(weight.shape).cpu()
-        tree[len(tree)] = {
-            key: make_sharded_optimizer_tensor(place, value.detach(), f"{_PREFIX}{key}") for key, value in whole.items()
-        }
+                value = flat.view(weight.shape).cpu() if is_main_replica(place.replica_id) else None
+            if value is not None:
+                tree[number][key] = make_sharded_optimizer_tensor(place, value.detach(), f"{_PREFIX}{key}")
     groups = [{key: group[key] for key in group if key != "params"} for group in inner.optimizer.param_groups]
     scaler = None if step.loss_scaler is None else step.loss_scaler.state_dict()
+    numbers = {name: {key: value for key, value in found.items() if value is not None} for name, found in known.items()}
     return _folder_files(world, name, tree, {"param_groups": groups, "numbers": numbers, "grad_scaler": scaler})
 
 
