@@ -5,6 +5,7 @@ from accelerate_nb.runtime.strategies.megatron.conversion import (
     megatron_from_transformers as megatron_from_transformers,
     megatron_to_transformers as megatron_to_transformers,
     model_provider_func as model_provider_func,
+    prepare_model_optimizer_scheduler as prepare_model_optimizer_scheduler,
 )
 from accelerate_nb.runtime.strategies.megatron.engine import (
     AbstractTrainStep as AbstractTrainStep,
@@ -14,17 +15,14 @@ from accelerate_nb.runtime.strategies.megatron.engine import (
     gather_across_data_parallel_groups as gather_across_data_parallel_groups,
 )
 from accelerate_nb.runtime.strategies.megatron.plugin import (
-    finish_mpu_init as finish_mpu_init,
-    get_args as get_args,
-    initialize as initialize,
-)
-from accelerate_nb.runtime.strategies.megatron.preparation import (
     MegatronLMDummyDataLoader as MegatronLMDummyDataLoader,
     MegatronLMDummyScheduler as MegatronLMDummyScheduler,
     MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper,
     MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper,
+    finish_mpu_init as finish_mpu_init,
+    get_args as get_args,
+    initialize as initialize,
     prepare_data_loader as prepare_data_loader,
-    prepare_model_optimizer_scheduler as prepare_model_optimizer_scheduler,
     prepare_optimizer as prepare_optimizer,
     prepare_scheduler as prepare_scheduler,
 )

@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, ModuleList, functional
+from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, StateError
-from accelerate_nb.runtime.strategies.megatron.plugin import get_args
+from accelerate_nb.runtime.strategies.megatron.engine import innermost
+from accelerate_nb.runtime.strategies.megatron.plugin import get_args, prepare_optimizer, prepare_scheduler
 from accelerate_nb.runtime.training.unwrap import bare
 
 _WORDS, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
@@ -23,22 +25,16 @@ _WORDS, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 
 @dataclass(frozen=True)
 class ConvertedWeight:
-    """A weight of Megatron with the rows of tensors of transformers, (inputs, outputs) if `is_transposed`; `tied` is a second name."""
+    """A weight of Megatron with the rows of tensors of transformers, which are (inputs, outputs) if `is_transposed`."""
 
     name: str
     sources: tuple[str, ...]
     is_transposed: bool = False
-    tied: str | None = None
     # for each row of Megatron the number of the row of transformers, whose weights have `sizes` rows one after the other; the
     # configuration that has them, in words
     order: Tensor | None = None
     sizes: Sequence[int] = ()
     described: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names in transformers."""
-        return self.sources if self.tied is None else (*self.sources, self.tied)
 
     def join(self, source: Mapping[str, Tensor]) -> Tensor:
         """Megatron's tensor, of weights of transformers."""
@@ -60,7 +56,7 @@ class ConvertedWeight:
             # the first of equal rows
             parts = tensor[self.order.argsort(stable=True)[:count]].split(self.sizes)
         found = [(part.t() if self.is_transposed else part).contiguous().clone() for part in parts]
-        return dict(zip(self.names, found if self.tied is None else found * 2, strict=True))
+        return dict(zip(self.sources, found, strict=True))
 
     def _check(self, count: int, where: str) -> None:
         if count != (wanted := sum(self.sizes)):
@@ -128,24 +124,20 @@ class Architecture:
         # all negative, as those of GPT-2 are
         of_words = torch.arange(words, device="cpu").clamp(max=self.vocab_size - 1)
         parts = ("weight", "bias") if self.settings.get("add_bias_linear", True) else ("weight",)
-        is_tied = self.arguments["share_embeddings_and_output_weights"]
         found = []
         for name, sources in self.names.items():
-            if is_tied and name == _HEAD:
-                continue
             rows: tuple[Any, ...] = ()
             if name.endswith("linear_qkv.*"):
                 sizes = counts if len(sources) > 1 else [sum(counts)]
                 rows = (of_heads, sizes, f"{heads} heads of {channels} channels and {groups} of keys")
             elif name in (_WORDS, _HEAD):
                 rows = (of_words, [self.vocab_size], f"vocab_size={self.vocab_size}")
-            tied = "lm_head.weight" if is_tied and name == _WORDS else None
             layers = range(self.settings["num_layers"]) if "#" in name else range(1)
             for layer, part in product(layers, parts if "*" in name else parts[:1]):
                 own, *of_transformers = (text.replace("#", str(layer)).replace("*", part) for text in (name, *sources))
                 # `Conv1D` of GPT-2, whose names begin so
                 is_transposed = part == "weight" and ".c_" in sources[0]
-                found.append(ConvertedWeight(own, tuple(of_transformers), is_transposed, tied, *rows))
+                found.append(ConvertedWeight(own, tuple(of_transformers), is_transposed, *rows))
         return found
 
 
@@ -243,7 +235,7 @@ class ConvertedWeights(UserDict[str, Tensor]):
 
     def __init__(self, weights: Sequence[ConvertedWeight], source: Mapping[str, Tensor]) -> None:
         super().__init__()
-        _compare({name for weight in weights for name in weight.names}, source, "transformers")
+        _compare({name for weight in weights for name in weight.sources}, source, "transformers")
         self.data: dict[str, Any] = {weight.name: weight for weight in weights}
         self._source = source
 
@@ -339,6 +331,8 @@ def megatron_to_transformers(model: Module, config: Any) -> dict[str, Tensor]:
     complete = complete_state(bare(model), is_kept=is_main)
     if not is_main:
         return {}
+    if architecture.arguments["share_embeddings_and_output_weights"]:
+        complete[_HEAD] = complete[_WORDS]
     weights = architecture.weights(config.vocab_size)
     _compare({weight.name for weight in weights}, complete, "Megatron")
     return {name: part for weight in weights for name, part in weight.split(complete[weight.name]).items()}
@@ -457,3 +451,27 @@ def _transformer_config(args: Namespace) -> Any:
         # messages of a stage to the next and to the former one go to the same process, and would be mixed up
         settings.update(overlap_p2p_comm=True, batch_p2p_comm=False)
     return TransformerConfig(**settings)
+
+
+def prepare_model_optimizer_scheduler(accelerator: Any) -> tuple[list[Any], Optimizer | None, Any]:
+    """
+    The parts of a model on this process as Megatron trains them, its optimizer and its schedule, as the arguments describe them.
+
+    The plugin's `custom_model_provider_function(pre_process, post_process)` builds a part where there is one, and its
+    `custom_prepare_model_function(provider)` all parts. Without `train_iters` or `train_samples` there is no schedule.
+    """
+    args, plugin = get_args(), accelerator.state.megatron_lm_plugin
+    provider = plugin.custom_model_provider_function
+    if plugin.custom_prepare_model_function is None:
+        parts = stages(provider or model_provider_func, args.virtual_pipeline_model_parallel_size)
+    elif provider is None:
+        raise ConfigurationError(
+            "You must provide a `custom_model_provider_function` when using a `custom_prepare_model_function`. Pass both."
+        )
+    else:
+        made = plugin.custom_prepare_model_function(provider)
+        parts = [innermost(part) for part in (made if isinstance(made, (list, tuple)) else [made])]
+    model = accelerator.strategy.trained_chunks(parts)
+    optimizer = None if args.optimizer is None else prepare_optimizer(accelerator, model)
+    schedule = None if optimizer is None else prepare_scheduler(accelerator, optimizer, None)
+    return model, optimizer, schedule

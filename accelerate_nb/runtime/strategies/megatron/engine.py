@@ -21,40 +21,7 @@ from accelerate_nb.runtime.strategies.base import Inputs, LossOf
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, get_args
 from accelerate_nb.runtime.strategies.pipeline.staged_model import batch_size, merged, microbatches, output_on_all
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
-from accelerate_nb.runtime.world.mesh import DATA_AXES, Mesh
-
-
-def check(parts: Sequence[Any], mesh: Mesh, plugin: MegatronLMPlugin, dtype: torch.dtype) -> None:
-    """Raise a `ConfigurationError` for parts of a model that can't train; stages send numbers of `dtype` where a model says no other."""
-    for part in parts:
-        config: Any = getattr(part, "config", None)
-        if not hasattr(config, "tensor_model_parallel_size"):
-            raise ConfigurationError(
-                f"A {type(part).__name__} was prepared for Megatron, but is no model of megatron-core, such as GPTModel, and none of "
-                "transformers. Build one after the Accelerator was made."
-            )
-        degrees = {
-            "tensor_model_parallel_size": mesh.tp,
-            "pipeline_model_parallel_size": mesh.pp,
-            "context_parallel_size": mesh.cp,
-            "expert_model_parallel_size": plugin.expert_model_parallel_size,
-            "sequence_parallel": config.sequence_parallel or plugin.sequence_parallelism,
-            "virtual_pipeline_model_parallel_size": len(parts) if len(parts) > 1 else None,
-        }
-        if config.num_moe_experts is not None:
-            degrees["expert_tensor_parallel_size"] = plugin.expert_tensor_parallel_size
-        for name, wanted in degrees.items():
-            if (value := getattr(config, name)) != wanted:
-                raise ConfigurationError(
-                    f"TransformerConfig({name}={value}) was found in {len(parts)} parts of a model on {mesh}. Build it with {wanted}."
-                )
-        if mesh.pp > 1 and config.pipeline_dtype is None:
-            config.pipeline_dtype = dtype
-    # messages of a stage to the next and to the former one go to the same process in a pipeline of two, which mixes them up
-    if len(parts) > 1 and mesh.pp == 2 and not parts[0].config.overlap_p2p_comm:
-        raise ConfigurationError(
-            "Interleaved stages were requested in a pipeline of 2. Pass overlap_p2p_comm=True, batch_p2p_comm=False, or pp_degree=4."
-        )
+from accelerate_nb.runtime.world.mesh import DATA_AXES
 
 
 def innermost(chunk: Module) -> Module:
@@ -320,11 +287,6 @@ class MegatronEngine(MegatronModel):
         """The tokens of `inputs` going on after `lengths` tokens each until all have `longest` or have ended; ends fill what comes after."""
         from megatron.core import tensor_parallel
 
-        def forward_step(iterator: Iterator[Tensor], chunk: Module) -> tuple[Any, None]:
-            text = next(iterator)
-            mask, _, positions = left_to_right(text)
-            return chunk(text, positions, mask), None
-
         end = self.args.eos_token_id
         fill = 0 if end is None else end
         tokens = functional.pad(
@@ -334,7 +296,8 @@ class MegatronEngine(MegatronModel):
         for position in range(int(lengths.min()), longest):
             # every token computes the whole of its text again
             text = tokens[:, :position]
-            outputs = self.run_schedule(forward_step, [text], text.shape, forward_only=True)
+            mask, _, positions = left_to_right(text)
+            outputs = self._run([(((text, positions, mask), {}), None)], None)
             last = [output[:, -1].float().contiguous() for output in outputs]
             logits = self._from_last(
                 tensor_parallel.gather_from_tensor_model_parallel_region(last[0]) if last else None

@@ -16,9 +16,10 @@ from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, IterableDataset
 
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
@@ -26,14 +27,16 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf, Options, PrepareCall, PrepareRequest, Strategy
-from accelerate_nb.runtime.strategies.megatron import model_parallel, preparation
-from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, MegatronModel, check
+from accelerate_nb.runtime.strategies.megatron import conversion, model_parallel, plugin as megatron_lm
+from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, MegatronModel
 from accelerate_nb.runtime.strategies.megatron.model_parallel import MegatronPrecision, MegatronStep
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
+from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
 from accelerate_nb.runtime.world.world import World
+from accelerate_nb.user_warnings import warn_user
 
 # The plugin's names of a mesh's axes.
 _DEGREES = {"pp": "pp_degree", "cp": "context_parallel_size", "tp": "tp_degree"}
@@ -79,7 +82,7 @@ class MegatronParallel(Strategy):
     hooks_get_weights = False
     gradients_kept_by = "Megatron"
     distributed_type = DistributedType.MEGATRON_LM
-    schedule_types = (preparation.MegatronLMDummyScheduler,)
+    schedule_types = (megatron_lm.MegatronLMDummyScheduler,)
     precision: MegatronPrecision
 
     def __init__(self, world: World, plugin: MegatronLMPlugin | None = None) -> None:
@@ -133,7 +136,7 @@ class MegatronParallel(Strategy):
 
     def begin_call(self, call: PrepareCall) -> None:
         """Note what else this call of `prepare` has, of which the engine of a transformers model is made."""
-        self._call = None if preparation.transformers_model(call) is None else call
+        self._call = None if _transformers_model(call) is None else call
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
         """The models and optimizers of one call, in their order; optimizers that update their weights step as Megatron's do."""
@@ -151,13 +154,73 @@ class MegatronParallel(Strategy):
             )
         if self._call is not None:
             call, self._call = self._call, None
-            self.engine = preparation.engine_of(call)
-            self.optimizer_class = preparation.MegatronLMOptimizerWrapper
+            self.engine = self._make_engine(call)
+            self.optimizer_class = megatron_lm.MegatronLMOptimizerWrapper
             return [self.engine if isinstance(item.value, Module) else self.engine.optimizer for item in requests]
         prepared = super().prepare(requests)
-        for optimizer in self.optimizers:
-            self._find_step(optimizer)
+        for optimizer in filter(self._model_of, self.optimizers):
+            self.step_of(optimizer)
         return prepared
+
+    def _make_engine(self, call: PrepareCall) -> MegatronEngine:
+        """The engine that becomes of a transformers model, and of what else its call of `prepare` has."""
+        self._check_call(call)
+        plugin, accelerator, model = self.megatron_lm_plugin, call.accelerator, _transformers_model(call)
+        plugin.set_training_args(
+            _micro_batch_size(call, min if plugin.is_train_batch_min else max), self.data_replicas[1]
+        )
+        plugin.set_network_size_args(model, _first_batch(call))
+        for optimizer in _of(call, Optimizer):
+            plugin.set_optimizer_type(optimizer)
+        for schedule in _of(call, megatron_lm.MegatronLMDummyScheduler):
+            plugin.set_scheduler_args(schedule)
+        architecture = conversion.architecture_of(model.config)
+        end = getattr(model.config, "eos_token_id", None)
+        arguments = {
+            **architecture.settings,
+            "architecture": architecture,
+            # the first of several tokens that end a text
+            "eos_token_id": end[0] if isinstance(end, list) else end,
+            **plugin.megatron_lm_default_args,
+            "num_layers_per_virtual_pipeline_stage": plugin.num_layers_per_virtual_pipeline_stage,
+            "megatron_dataset_flag": bool(_of(call, megatron_lm.MegatronLMDummyDataLoader))
+            or plugin.megatron_dataset_flag,
+            **(plugin.other_megatron_args or {}),
+        }
+        megatron_lm.initialize(accelerator, args_defaults=arguments)
+        engine = MegatronEngine(accelerator, *conversion.prepare_model_optimizer_scheduler(accelerator))
+        if plugin.custom_model_provider_function is not None:
+            return engine
+        if conversion.is_converted(model):
+            weights = architecture.weights(megatron_lm.get_args().padded_vocab_size)
+            self.load_model_state(engine, conversion.ConvertedWeights(weights, model.state_dict()))
+        elif self.world.is_main:
+            warn_user(
+                f"The weights of a {type(model).__name__} begin at random in Megatron's engine, as with Accelerate. Prepare one with a "
+                "head, or give it others by accelerator.strategy.load_model_state(model, weights)."
+            )
+        return engine
+
+    def _check_call(self, call: PrepareCall) -> None:
+        """Raise an error that names what no engine can be made of, in a call of `prepare` with a transformers model."""
+        refuse_unused(self.megatron_lm_plugin, by_engine=True)
+        if _of(call, LRScheduler):
+            raise ConfigurationError(
+                "You can't use a custom scheduler with Megatron-LM. Please use the `accelerate_nb.utils.MegatronLMDummyScheduler` instead."
+            )
+        without_end = [item for item in _of(call, megatron_lm.MegatronLMDummyScheduler) if item.total_num_steps is None]
+        if without_end and self.megatron_lm_plugin.train_iters is None:
+            raise ConfigurationError(
+                "MegatronLMDummyScheduler was given without total_num_steps. Pass it, or MegatronLMPlugin(train_iters=...)."
+            )
+        if self.world.mesh.cp > 1:
+            raise NotYetError(
+                "context_parallel_size was requested for a model of transformers. Use tp_degree, or a model of megatron-core."
+            )
+        if GradientState().num_steps > 1:
+            raise ConfigurationError(
+                "gradient_accumulation_steps was requested with Megatron's engine. Pass MegatronLMPlugin(num_micro_batches=...) instead."
+            )
 
     def prepare_model(self, request: PrepareRequest) -> Module:
         """The model with the first copy's weights on all copies, and with memory for its gradients."""
@@ -168,7 +231,7 @@ class MegatronParallel(Strategy):
 
     def trained_chunks(self, parts: Sequence[Any], *, is_placed: bool = True, is_trained: bool = True) -> list[Any]:
         """The consecutive parts of a model as Megatron trains them, with memory for gradients and the first copy's weights."""
-        check(parts, self.world.mesh, self.megatron_lm_plugin, self.precision.dtype)
+        self._check(parts)
         chunks = []
         group = parallel_state.get_tensor_model_parallel_group()
         for number, part in enumerate(parts):
@@ -191,56 +254,87 @@ class MegatronParallel(Strategy):
             chunks.append(module)
         return chunks
 
+    def _check(self, parts: Sequence[Any]) -> None:
+        """Raise a `ConfigurationError` for parts of a model that can't train; stages send the precision's numbers if a model says no other."""
+        mesh, plugin = self.world.mesh, self.megatron_lm_plugin
+        for part in parts:
+            config: Any = getattr(part, "config", None)
+            if not hasattr(config, "tensor_model_parallel_size"):
+                raise ConfigurationError(
+                    f"A {type(part).__name__} was prepared for Megatron, but is no model of megatron-core, such as GPTModel, and none of "
+                    "transformers. Build one after the Accelerator was made."
+                )
+            degrees = {
+                "tensor_model_parallel_size": mesh.tp,
+                "pipeline_model_parallel_size": mesh.pp,
+                "context_parallel_size": mesh.cp,
+                "expert_model_parallel_size": plugin.expert_model_parallel_size,
+                "sequence_parallel": config.sequence_parallel or plugin.sequence_parallelism,
+                "virtual_pipeline_model_parallel_size": len(parts) if len(parts) > 1 else None,
+            }
+            if config.num_moe_experts is not None:
+                degrees["expert_tensor_parallel_size"] = plugin.expert_tensor_parallel_size
+            for name, wanted in degrees.items():
+                if (value := getattr(config, name)) != wanted:
+                    raise ConfigurationError(
+                        f"TransformerConfig({name}={value}) was found in {len(parts)} parts of a model on {mesh}. Build it with {wanted}."
+                    )
+            if mesh.pp > 1 and config.pipeline_dtype is None:
+                config.pipeline_dtype = self.precision.dtype
+        # messages of a stage to the next and to the former one go to the same process in a pipeline of two, which mixes them up
+        if len(parts) > 1 and mesh.pp == 2 and not parts[0].config.overlap_p2p_comm:
+            raise ConfigurationError(
+                "Interleaved stages were requested in a pipeline of 2. Pass overlap_p2p_comm=True, batch_p2p_comm=False, or pp_degree=4."
+            )
+
     def adopt(self, model: MegatronModel) -> MegatronModel:
         """Train this model, too, which is returned."""
         model.config.grad_scale_func = self.precision.scale
         self._models.append(model)
         return model
 
-    def _find_step(self, optimizer: Optimizer) -> MegatronStep | None:
-        """The step of an optimizer; `None` as long as no prepared model has its weights."""
+    def _model_of(self, optimizer: Optimizer) -> MegatronModel | None:
+        """The prepared model whose weights an optimizer updates; `None` as long as there is none."""
+        weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        return next((model for model in self._models if weights <= {id(weight) for weight in model.parameters()}), None)
+
+    def step_of(self, optimizer: Optimizer) -> MegatronStep:
+        """The step of an optimizer, prepared or as it was made; `ConfigurationError` where no prepared model has its weights."""
+        optimizer = innermost(optimizer)
         if optimizer in self._steps:
             return self._steps[optimizer]
-        weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        model = next((item for item in self._models if weights <= {id(weight) for weight in item.parameters()}), None)
-        if model is None:
-            return None
+        if (model := self._model_of(optimizer)) is None:
+            raise ConfigurationError(
+                "An optimizer updates weights of no model that Megatron has, or of several. Give prepare each model with its own optimizer."
+            )
         if self._steps and self.precision.name == "fp16":
             raise ConfigurationError(
                 "A second optimizer was prepared in fp16, but Megatron has one factor for all losses. Use mixed_precision='bf16'."
             )
-        self._steps[optimizer] = MegatronStep(
+        step = MegatronStep(
             optimizer, model, self.precision, is_distributed=self.is_distributed, clip_grad=self._clip_grad
         )
-        return self._steps[optimizer]
-
-    def step_of(self, optimizer: Optimizer) -> MegatronStep:
-        """The step of an optimizer, prepared or as it was made; `ConfigurationError` where no prepared model has its weights."""
-        found = self._find_step(innermost(optimizer))
-        if found is None:
-            raise ConfigurationError(
-                "An optimizer updates weights of no model that Megatron has, or of several. Give prepare each model with its own optimizer."
-            )
-        return found
+        self._steps[optimizer] = step
+        return step
 
     def replace(self, item: Any) -> Any:
         """A loader in batches for all parts of a step; of an engine's n-th placeholder of a loader the n-th of its three iterators."""
         if self.engine is None:
             return item
-        if isinstance(item, preparation.MegatronLMDummyDataLoader):
-            self._iterators = self._iterators or list(preparation.prepare_data_loader(self.engine.accelerator, item))
+        if isinstance(item, megatron_lm.MegatronLMDummyDataLoader):
+            self._iterators = self._iterators or list(megatron_lm.prepare_data_loader(self.engine.accelerator, item))
             return self._iterators.pop(0)
-        return preparation.with_all_parts(item) if isinstance(item, DataLoader) else item
+        return megatron_lm.with_all_parts(item) if isinstance(item, DataLoader) else item
 
     def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
         """The engine's schedule in the place of its placeholder; `None` for one that moves with the optimizer."""
-        if not isinstance(scheduler, preparation.MegatronLMDummyScheduler):
+        if not isinstance(scheduler, megatron_lm.MegatronLMDummyScheduler):
             return None
         if self.engine is None:
             raise ConfigurationError(
                 "A MegatronLMDummyScheduler was prepared without a model of transformers, whose engine moves it. Pass a schedule of torch."
             )
-        return preparation.MegatronLMSchedulerWrapper(self.engine.scheduler, optimizers)
+        return megatron_lm.MegatronLMSchedulerWrapper(self.engine.scheduler, optimizers)
 
     # A step
 
@@ -311,7 +405,7 @@ class MegatronParallel(Strategy):
         """The complete weights by Megatron's names, on the CPU of each machine's first process; all processes call it."""
         return model_parallel.complete_state(self.unwrap(model), is_kept=self.world.is_local_main)
 
-    def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> None:
+    def load_model_state(self, model: Module, state: Mapping[str, Any], **options: Any) -> None:
         """Give a prepared model complete weights, of which each process takes its parts."""
         model_parallel.load_complete(self.unwrap(model), state)
         for step in self._steps_on(model.parameters()):
@@ -346,3 +440,38 @@ class MegatronParallel(Strategy):
         """The training is over, and Megatron's groups with it."""
         super().close()
         parallel_state.destroy_model_parallel()
+
+
+def _of(call: PrepareCall, type_: type) -> list[Any]:
+    """The objects of this type."""
+    return [item for item in call.objects if isinstance(item, type_)]
+
+
+def _first_batch(call: PrepareCall) -> Any:
+    """A batch of the size that a loader gives, of its first samples; `None` of data that can be read once."""
+    loader = next(iter(_of(call, DataLoader)), None)
+    if loader is None or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return None
+    count = min(loader.batch_size, len(loader.dataset))
+    with torch.random.fork_rng(devices=[]):
+        return loader.collate_fn([loader.dataset[index] for index in range(count)])
+
+
+def _transformers_model(call: PrepareCall) -> Any:
+    """The first model of transformers, of which an engine is made; `None` where there is none."""
+    for model in _of(call, Module):
+        config = getattr(model, "config", None)
+        if isinstance(getattr(config, "model_type", None), str) and not hasattr(config, "tensor_model_parallel_size"):
+            return model
+    return None
+
+
+def _micro_batch_size(call: PrepareCall, choose: Callable[[list[int]], int]) -> int:
+    sizes = [item.dataset_args.get("micro_batch_size") for item in _of(call, megatron_lm.MegatronLMDummyDataLoader)]
+    for loader in _of(call, DataLoader):
+        sizes.append(loader.batch_size or getattr(loader.batch_sampler or loader.sampler, "batch_size", None))
+    if not (known := [size for size in sizes if size is not None]):
+        raise ConfigurationError(
+            "You must specify a training or evaluation dataloader in `accelerate.prepare()` when using Megatron-LM, with its batch size."
+        )
+    return choose(known)
