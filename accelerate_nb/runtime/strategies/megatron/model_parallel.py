@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from megatron.core.dist_checkpointing.optimizer import get_param_id_to_sharded_param_map, make_sharded_optimizer_tensor
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
-from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32, get_grad_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -78,13 +78,7 @@ class MegatronStep:
     """The step of a person's optimizer on one model, by Megatron's optimizer; `clip_grad` is the norm to clip to, 0 for none."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        model: MegatronModel,
-        precision: MegatronPrecision,
-        *,
-        is_distributed: bool,
-        clip_grad: float,
+        self, optimizer: Optimizer, model: MegatronModel, precision: MegatronPrecision, clip_grad: float
     ) -> None:
         self.model, self.loss_scaler = model, precision.loss_scaler
         self._clip_grad = clip_grad
@@ -92,7 +86,7 @@ class MegatronStep:
         self._overflowed: bool | None = None
         # the norm from which the gradients of this or the last step were clipped; `None` where they were not
         self.last_norm: float | None = None
-        self.inner = _around(optimizer, model, precision, is_distributed)
+        self.inner = _around(optimizer, model, precision)
         self.inner.tp_group = parallel_state.get_tensor_model_parallel_group()
         # of a model's parts; where copies have parts of the optimizer, all processes
         self._norm_group = self.inner.get_grad_stats_parallel_group() or dist.group.WORLD
@@ -162,8 +156,10 @@ def is_of_expert(weight: Tensor) -> bool:
     return not getattr(weight, "allreduce", True)
 
 
-def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPrecision, is_distributed: bool) -> Any:
+def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPrecision) -> Any:
     """Megatron's optimizer around torch's: in 32 bits, with a 32-bit copy of weights of 16 bits, or with a part of the copy."""
+    copies = model.chunks[0]
+    is_distributed = isinstance(copies, DistributedDataParallel) and copies.ddp_config.use_distributed_optimizer
     config = OptimizerConfig(
         fp16=precision.name == "fp16",
         bf16=precision.name == "bf16",

@@ -102,11 +102,6 @@ class MegatronParallel(Strategy):
         split = {axis: getattr(self.megatron_lm_plugin, name) for axis, name in _DEGREES.items()}
         return Mesh(dp_replicate=max(self.world.size // prod(split.values()), 1), **split)
 
-    @property
-    def is_distributed(self) -> bool:
-        """Whether copies have parts of the optimizer's states."""
-        return self.megatron_lm_plugin.use_distributed_optimizer or self.world.mesh.dp_shard > 1
-
     # Choosing
 
     def use_parallelism(self, config: ParallelismConfig) -> None:
@@ -232,8 +227,11 @@ class MegatronParallel(Strategy):
     def trained_chunks(self, parts: Sequence[Any], *, is_placed: bool = True, is_trained: bool = True) -> list[Any]:
         """The consecutive parts of a model as Megatron trains them, with memory for gradients and the first copy's weights."""
         self._check(parts)
-        chunks = []
+        # whether copies have parts of the optimizer's states
+        is_cut = self.megatron_lm_plugin.use_distributed_optimizer or self.world.mesh.dp_shard > 1
+        settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=is_cut)
         group = parallel_state.get_tensor_model_parallel_group()
+        chunks = []
         for number, part in enumerate(parts):
             module = self.place(part) if is_placed else part
             # those that all processes along a layer's width have get the values of the first of them
@@ -246,9 +244,6 @@ class MegatronParallel(Strategy):
                     config.bf16, config.fp16 = precision.name == "bf16", precision.name == "fp16"
                     config.params_dtype = config.pipeline_dtype = precision.dtype
                     module = Float16Module(config, module)
-                settings = DistributedDataParallelConfig(
-                    grad_reduce_in_fp32=True, use_distributed_optimizer=self.is_distributed
-                )
                 module = DistributedDataParallel(config, settings, module, disable_bucketing=number > 0)
                 module.broadcast_params()
             chunks.append(module)
@@ -311,11 +306,8 @@ class MegatronParallel(Strategy):
             raise ConfigurationError(
                 "A second optimizer was prepared in fp16, but Megatron has one factor for all losses. Use mixed_precision='bf16'."
             )
-        step = MegatronStep(
-            optimizer, model, self.precision, is_distributed=self.is_distributed, clip_grad=self._clip_grad
-        )
-        self._steps[optimizer] = step
-        return step
+        self._steps[optimizer] = MegatronStep(optimizer, model, self.precision, self._clip_grad)
+        return self._steps[optimizer]
 
     def replace(self, item: Any) -> Any:
         """A loader in batches for all parts of a step; of an engine's n-th placeholder of a loader the n-th of its three iterators."""
