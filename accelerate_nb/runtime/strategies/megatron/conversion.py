@@ -150,22 +150,18 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return _ACTIVATIONS[name]
 
 
-def refuse(kind: str, config: Any, refused: Mapping[str, bool]) -> None:
-    """Raise `ConfigurationError` that names the settings of a configuration for which Megatron has no counterpart."""
-    if names := [f"{name}={getattr(config, name, None)!r}" for name, is_refused in refused.items() if is_refused]:
+def refuse_others(kind: str, config: Any, **known: bool) -> None:
+    """Raise `ConfigurationError` that names the settings of a configuration that are not the ones which Megatron computes."""
+    if others := [f"{name}={found!r}" for name, value in known.items() if (found := getattr(config, name)) != value]:
         raise ConfigurationError(
-            f"A {kind} with {', '.join(names)} was to become a model of Megatron, whose layers do not compute that. Take one without it."
+            f"A {kind} with {', '.join(others)} was to become a model of Megatron, whose layers do not compute that. Take one without it."
         )
 
 
 def gpt2(config: Any) -> Architecture:
     """The architecture of a `GPT2Config`; `ConfigurationError` names what Megatron does not compute."""
-    refused = {
-        "add_cross_attention": config.add_cross_attention,
-        "scale_attn_weights": not config.scale_attn_weights,
-        "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
-    }
-    refuse("GPT-2", config, refused)
+    attention = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+    refuse_others("GPT-2", config, add_cross_attention=False, **attention)
     settings = {
         "num_layers": config.n_layer,
         "hidden_size": config.n_embd,
@@ -191,7 +187,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 def llama(config: Any) -> Architecture:
     """The architecture of a `LlamaConfig`; `ConfigurationError` names what Megatron does not compute."""
-    refuse("Llama", config, {"attention_bias": config.attention_bias != config.mlp_bias})
+    refuse_others("Llama", config, attention_bias=config.mlp_bias)
     # transformers keeps rotary embeddings in `rope_parameters` from version 5 on
     found = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     rotation: dict[str, Any] = {"rotary_base": found.get("rope_theta") or config.rope_theta}
@@ -302,7 +298,7 @@ def megatron_from_transformers(
     described = TransformerConfig(**{**architecture.settings, **split, **types, **settings})
     multiple = make_vocab_size_divisible_by * split["tensor_model_parallel_size"]
     words = -(-config.vocab_size // multiple) * multiple
-    provider = partial(build_part, architecture.arguments, words, described, layer_spec)
+    provider = partial(build_part, described, layer_spec, vocab_size=words, **architecture.arguments)
     parts = stages(provider, described.virtual_pipeline_model_parallel_size)
     first: Any = parts[0]
     if first.pre_process and "hidden_dropout" not in settings:
@@ -368,13 +364,7 @@ def stages(provider: Callable[..., Module], count: int | None) -> list[Module]:
 
 
 def build_part(
-    arguments: Mapping[str, Any],
-    words: int,
-    config: Any,
-    layer_spec: Any,
-    is_first: bool,
-    is_last: bool,
-    vp_stage: int | None = None,
+    config: Any, layer_spec: Any, is_first: bool, is_last: bool, vp_stage: int | None = None, **arguments: Any
 ) -> Module:
     """A part of a `GPTModel`, of megatron-core's own layers without a `layer_spec`."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -391,7 +381,6 @@ def build_part(
     return GPTModel(  # type: ignore[no-any-return]  # a module of a package without types
         config=config,
         transformer_layer_spec=layer_spec,
-        vocab_size=words,
         pre_process=is_first,
         post_process=is_last,
         vp_stage=vp_stage,
@@ -419,7 +408,8 @@ def model_provider_func(
     is_by_engine = args.transformer_impl == "transformer_engine"
     layers = get_gpt_layer_with_transformer_engine_spec(config.num_moe_experts) if is_by_engine else None
     arguments = {name: getattr(args, name, value) for name, value in args.architecture.arguments.items()}
-    return build_part(arguments, args.padded_vocab_size, config, layers, pre_process, post_process, vp_stage)
+    arguments["vocab_size"] = args.padded_vocab_size
+    return build_part(config, layers, pre_process, post_process, vp_stage, **arguments)
 
 
 # Arguments that have the name of a field of a `TransformerConfig`, and do not mean it, or are the strategy's.

@@ -100,10 +100,10 @@ class MegatronModel(ModelWrapper):
             (arguments, keywords), targets = next(iterator)
             return chunk(*arguments, **keywords), None if loss_of is None else partial(loss_of, targets=targets)
 
-        return self.run_schedule(forward_step, parts, shape, forward_only=loss_of is None)
+        return self.run_schedule(forward_step, parts, shape)
 
     def run_schedule(
-        self, forward_step: Callable[[Any, Any], Any], parts: Sequence[Any], shape: Sequence[int], forward_only: bool
+        self, forward_step: Callable[[Any, Any], Any], parts: Sequence[Any], shape: Sequence[int]
     ) -> list[Any]:
         """Bring parts of a shape (samples, length) through the stages; what the last one reports of each, or its output without a loss."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -117,7 +117,7 @@ class MegatronModel(ModelWrapper):
             num_microbatches=len(parts),
             seq_length=shape[1],
             micro_batch_size=shape[0],
-            forward_only=forward_only,
+            forward_only=not torch.is_grad_enabled(),
         )
         return found
 
@@ -215,7 +215,7 @@ class MegatronEngine(MegatronModel):
             )
         step = self.accelerator.strategy.step_of(self.optimizer)
         step.zero_grad()
-        losses = self._losses(batch_data, forward_only=False)
+        losses = self._losses(batch_data)
         self.optimizer.skipped_iter = is_skipped = not step.step()
         if self.scheduler is not None and not is_skipped:
             self.scheduler.step(increment=self.args.global_batch_size)
@@ -224,17 +224,17 @@ class MegatronEngine(MegatronModel):
     def eval_step(self, **batch_data: Any) -> dict[str, Tensor]:
         """The losses of a batch by name, on all processes, without gradients."""
         with torch.no_grad():
-            losses = self._losses(batch_data, forward_only=True)
+            losses = self._losses(batch_data)
         self.args.consumed_valid_samples += self.args.global_batch_size
         return losses
 
-    def _losses(self, batch: dict[str, Any], *, forward_only: bool) -> dict[str, Tensor]:
+    def _losses(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         parts = self.equal_parts(batch)
         shape = (int(self.args.micro_batch_size), int(self.args.seq_length))
         tokens = parts[0].get("tokens", parts[0].get("input_ids"))
         if isinstance(tokens, Tensor) and self.plugin.custom_get_batch_function is None:
             shape = (tokens.shape[0], tokens.shape[1])
-        found = self.run_schedule(self.train_step_handler.forward_step, parts, shape, forward_only)
+        found = self.run_schedule(self.train_step_handler.forward_step, parts, shape)
         means = {name: _mean([part[name] for part in found]) for name in found[0]} if found else None
         losses: dict[str, Tensor] = self._from_last(means)
         return losses
@@ -289,9 +289,8 @@ class MegatronEngine(MegatronModel):
 
         end = self.args.eos_token_id
         fill = 0 if end is None else end
-        tokens = functional.pad(
-            inputs[:, :longest].long().to(lengths.device), (0, max(longest - inputs.shape[1], 0)), value=fill
-        )
+        tokens = torch.full((len(inputs), longest), fill, device=lengths.device)
+        tokens[:, : inputs.shape[1]] = inputs[:, :longest]
         has_ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for position in range(int(lengths.min()), longest):
             # every token computes the whole of its text again

@@ -457,9 +457,9 @@ def prepare_data_loader(accelerator: Any, dataloader: Any) -> Any:
 
 def with_all_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
     """A loader of the same data in batches for all parts of a step: `num_micro_batches` times the `micro_batch_size`."""
-    args = get_args()
+    args, is_iterable = get_args(), isinstance(loader.dataset, IterableDataset)
     size = args.micro_batch_size * args.num_micro_batches
-    if loader.batch_size is None and not isinstance(loader.dataset, IterableDataset):
+    if loader.batch_size is None and not is_iterable:
         # a batch sampler of the person's own, which is asked for larger batches, as Accelerate does
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if not hasattr(sampler, "batch_size"):
@@ -468,9 +468,8 @@ def with_all_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
             )
         sampler.batch_size = size
         return loader
-    order = {} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler}
-    how = {**order, **loader_arguments(loader)}
-    return DataLoader(loader.dataset, batch_size=size, drop_last=loader.drop_last, **how)
+    order = None if is_iterable else loader.sampler
+    return DataLoader(loader.dataset, size, sampler=order, drop_last=loader.drop_last, **loader_arguments(loader))
 
 
 def prepare_optimizer(accelerator: Any, model: Iterable[Module]) -> Optimizer:  # noqa: ARG001  # Accelerate's
