@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from accelerate_nb import Accelerator
 from accelerate_nb.utils import MegatronLMPlugin, megatron_from_transformers, megatron_to_transformers
@@ -117,6 +117,9 @@ def there_and_back(accelerator: Accelerator, source: Any, further: dict[str, Any
         return max(differences), is_part, None
     back = AutoModelForCausalLM.from_config(source.config)
     back.load_state_dict(state)
+    assert len(set(map(Tensor.data_ptr, state.values()))) == len(
+        set(map(Tensor.data_ptr, source.state_dict().values()))
+    )
     is_same = all(torch.equal(value, back.state_dict()[name]) for name, value in source.state_dict().items())
     return max(differences), is_part, is_same
 

@@ -327,11 +327,16 @@ def megatron_to_transformers(model: Module, config: Any) -> dict[str, Tensor]:
     complete = complete_state(bare(model), is_kept=is_main)
     if not is_main:
         return {}
-    if architecture.arguments["share_embeddings_and_output_weights"]:
+    if is_tied := architecture.arguments["share_embeddings_and_output_weights"]:
         complete[_HEAD] = complete[_WORDS]
     weights = architecture.weights(config.vocab_size)
     _compare({weight.name for weight in weights}, complete, "Megatron")
-    return {name: part for weight in weights for name, part in weight.split(complete[weight.name]).items()}
+    state = {name: part for weight in weights for name, part in weight.split(complete[weight.name]).items()}
+    if is_tied:
+        # one tensor of two names, which safetensors writes once
+        (words,), (head,) = architecture.names[_WORDS], architecture.names[_HEAD]
+        state[head] = state[words]
+    return state
 
 
 def architecture_of(config: Any) -> Architecture:
