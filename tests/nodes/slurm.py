@@ -14,6 +14,7 @@ import pytest
 _CONFIG = """
 ClusterName=tests
 SlurmctldHost={host}
+GresTypes=gpu
 SlurmUser=root
 SlurmctldPort={port}
 AuthType=auth/munge
@@ -57,9 +58,10 @@ def made_slurm(count: int, folder: Path) -> Iterator[dict[str, str]]:
     port = 16000 + os.getpid() % 900
     text = _CONFIG.format(host=socket.gethostname(), port=port, folder=folder)
     for index in range(1, count + 1):
-        text += f"NodeName=node{index} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port + 1000 * index} CPUs=2 RealMemory=2000\n"
+        text += f"NodeName=node{index} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port + 1000 * index} CPUs=2 RealMemory=2000 Gres=gpu:2\n"
     (folder / "slurm.conf").write_text(text)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
     (folder / "munge" / "key").write_bytes(os.urandom(128))
     (folder / "munge" / "key").chmod(0o600)
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}

@@ -27,7 +27,7 @@ import torch
 
 def place():
     total = Accelerator().reduce(torch.ones(1))
-    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "SLURMD_NODENAME", "SLURM_JOB_ID")
+    names = ("LOCAL_WORLD_SIZE", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES")
     return float(total), {name: os.environ[name] for name in names}
 
 if __name__ == "__main__":
@@ -77,21 +77,20 @@ def in_allocation(slurm: dict[str, str], request: list[str], script: Path, *argu
 @pytest.mark.parametrize(
     ("request_", "settings", "sizes"),
     [
-        (["--nodes=2"], {"num_processes": 2}, ["1", "1"]),
-        (["--nodes=2", "--ntasks-per-node=2"], {}, ["2", "2", "2", "2"]),
+        (["--nodes=2", "--gpus=4"], {"num_processes": 2}, ["1", "1"]),
+        (["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1"], {}, ["2", "2", "2", "2"]),
     ],
 )
-def test_ranks_run_on_the_nodes_of_the_allocation(slurm, tmp_path, request_, settings, sizes):
+def test_ranks_run_on_the_nodes_of_the_allocation_with_all_their_gpus(slurm, tmp_path, request_, settings, sizes):
     (tmp_path / "place.py").write_text(PLACE)
     printed = in_allocation(slurm, request_, tmp_path / "place.py", json.dumps(settings), str(tmp_path))
     why, found = json.loads(printed.splitlines()[-1])
-    assert "on node1" in why
-    assert "which srun reaches" in why
+    assert f"{sizes[0]} on node1, {sizes[0]} on node2; forked by agents, which srun reaches" in why
     assert [place["LOCAL_WORLD_SIZE"] for _, place in found] == sizes
     assert {total for total, _ in found} == {float(len(sizes))}
-    assert [place["SLURMD_NODENAME"] for _, place in found] == [
-        f"node{index // (len(sizes) // 2) + 1}" for index in range(len(sizes))
-    ]
+    nodes = [f"node{index // (len(sizes) // 2) + 1}" for index in range(len(sizes))]
+    assert [place["SLURMD_NODENAME"] for _, place in found] == nodes
+    assert {place["CUDA_VISIBLE_DEVICES"] for _, place in found} == {"0,1"}
 
 
 def test_a_node_beyond_those_that_are_used_takes_the_place_of_one_that_is_lost(slurm, tmp_path):
@@ -136,13 +135,12 @@ def test_outside_of_an_allocation_it_is_refused(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(LaunchError, match=r"outside of an allocation.*salloc"):
         find_nodes(resolve({"engine": "slurm"}, {}))
-    with pytest.raises(LaunchError, match="scontrol can't name these nodes"):
+    with pytest.raises(LaunchError, match="SLURM can't show"):
         allocated_hosts({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "[["}, None)
 
 
 def test_tasks_are_read_as_slurm_writes_them():
-    assert tasks_of("2(x3),1") == [2, 2, 2, 1]
-    assert tasks_of("") == []
+    assert (tasks_of("2(x3),1"), tasks_of("")) == ([2, 2, 2, 1], [])
 
 
 COMMAND = ("-m", "accelerate_nb.cli.main")
@@ -222,7 +220,7 @@ print(run.view.state, run.results)
 
 def test_a_job_is_stopped_and_its_stacks_are_read_from_another_machine(slurm, tmp_path):
     (tmp_path / "attaches.py").write_text(ATTACHES)
-    folder = tmp_path / "runs" / f"slurm_{submitted(slurm, tmp_path)}"
+    folder = tmp_path / "runs" / f"slurm_{submitted(slurm, tmp_path, '--nodes', '2', '--sbatch', 'gpus=4')}"
     until_printed(folder, "begins", 2)
     shown = python("attaches.py", folder, folder=tmp_path, limit=80, **slurm)
     assert shown.returncode == 0, shown.stderr

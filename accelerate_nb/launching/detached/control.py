@@ -280,7 +280,9 @@ class RemoteConductor:
             job, node = status.get("slurm_job"), status.get("slurm_node")
             is_here = status.get("host") == socket.gethostname() or not (job and node) or shutil.which("srun") is None
             command = [sys.executable, "-m", __spec__.name, str(control)]
-            self._client = ControlClient(Path(control), () if is_here else step_command(str(job), str(node), command))
+            # a job's GPUs may be more than its node has
+            tunnel = () if is_here else step_command(str(job), str(node), command, "--gres=none")
+            self._client = ControlClient(Path(control), tunnel)
         self._is_hosted, self._is_lost, self._end_text = saved.is_detached, saved.is_lost, saved.error
         self._thread: threading.Thread | None = None
         # whether the run host has replied that the run goes on

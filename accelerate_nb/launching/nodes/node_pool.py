@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar
 
 from accelerate_nb.config.launch import LaunchingConfig
@@ -85,14 +85,14 @@ def agent_command(python: str) -> list[str]:
     return [python, "-m", "accelerate_nb.launching.node_agent.agent_process", "-"]
 
 
-def start_command(words: Sequence[str]) -> PlacedAgent:
+def start_command(words: Sequence[str], environment: Mapping[str, str] | None = None) -> PlacedAgent:
     """Start the command, in a session of its own; raises `OSError` where it is not there."""
     near, far = blocking_pair()
-    output = memory_file("accelerate_nb_agent")
+    output, end = memory_file("accelerate_nb_agent"), far.fileno()
     try:
         with far:
             process = subprocess.Popen(
-                words, stdin=far.fileno(), stdout=far.fileno(), stderr=output, start_new_session=True
+                words, stdin=end, stdout=end, stderr=output, start_new_session=True, env=environment
             )
     except OSError:
         near.close()
@@ -159,6 +159,13 @@ _SRUN = ("srun", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--cpu-
 _TIMEOUT = 30.0
 # As in `2(x3),1`: three nodes with two tasks each, and one with one.
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+# Of `scontrol show job --details`: nodes and what they have, as in `Nodes=a[1-2] CPU_IDs=0 Mem=0 GRES=gpu:a100:2(IDX:0-1)`.
+_GRES = re.compile(r"^ *Nodes=(\S+) .*GRES=(\S*)", re.MULTILINE)
+_GPUS = re.compile(r"gpu:(?:[^:,(]+:)?(\d+)")
+# Where a job's GPUs were requested in all or for a task, not for a node: a step takes that over, unless it requests others.
+_OF_GPUS = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU"}
+# With these, srun would give an agent what a task has, name the task in each line, or keep the environment from it.
+_OF_TASKS = {*_OF_GPUS, "SRUN_CPUS_PER_TASK", "SLURM_LABELIO", "SLURM_EXPORT_ENV"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,40 +178,58 @@ class SlurmNodes(NodeEngine):
     label = "srun"
 
     def place(self, node: str) -> PlacedAgent:
+        environment = {name: value for name, value in os.environ.items() if name not in _OF_TASKS}
         try:
-            return start_command(step_command(self.job, node, agent_command(self.python)))
+            return start_command(self._step(node, agent_command(self.python)), environment)
         except OSError as error:
             raise LaunchError(
                 f"engine='slurm' was requested, and srun can't be started: {error.strerror}. Run where SLURM's commands are in PATH."
             ) from None
 
     def advice(self, node: str) -> str:
-        step = step_command(self.job, node, [self.python, "-c", "import accelerate_nb"])
-        return f"Try `{shlex.join(step)}` in a terminal"
+        return f"Try `{shlex.join(self._step(node, [self.python, '-c', 'import accelerate_nb']))}` in a terminal"
+
+    def _step(self, node: str, command: Sequence[str]) -> list[str]:
+        options = [f"--gpus={gpus_of_nodes(self.job).get(node, 0)}"] if _OF_GPUS & os.environ.keys() else []
+        return step_command(self.job, node, command, *options)
 
 
-def step_command(job: str, node: str, command: Sequence[str]) -> list[str]:
+def step_command(job: str, node: str, command: Sequence[str], *options: str) -> list[str]:
     """The command that runs another one as a step of a job, on one of its nodes."""
-    return [*_SRUN, f"--jobid={job}", f"--nodelist={node}", *command]
+    return [*_SRUN, f"--jobid={job}", f"--nodelist={node}", *options, *command]
+
+
+@cache
+def gpus_of_nodes(job: str) -> dict[str, int]:
+    """The number of GPUs that a job has on each of its nodes; raises `LaunchError`."""
+    found = _GRES.findall(_scontrol("job", "--details", job))
+    counts = ((nodes, sum(map(int, _GPUS.findall(entries)))) for nodes, entries in found)
+    return {name: count for nodes, count in counts for name in _scontrol("hostnames", nodes).split()}
+
+
+def _scontrol(*words: str) -> str:
+    try:
+        command = ["scontrol", "show", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(
+            f"engine='slurm' was requested, and SLURM can't show {words[-1]}: {error}. Run where its commands are in PATH, and its "
+            "controller can be reached."
+        ) from None
 
 
 def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -> tuple[str, tuple[Host, ...]]:
     """The number of the allocation that this process is in, and its nodes; raises `LaunchError` outside of one."""
     # where it was requested for a number of tasks, and no `num_processes` was, they are the nodes' slots
+    # of a heterogeneous job the first group, as with `srun`
+    environment = {name.removesuffix("_HET_GROUP_0"): value for name, value in environment.items()}
     job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
     if not job or not nodes:
         raise LaunchError(
             "engine='slurm' was requested outside of an allocation of SLURM (there is no SLURM_JOB_ID). Start the notebook or the "
             "command inside one: salloc --nodes=2 ..., or a batch script."
         )
-    try:
-        words = ["scontrol", "show", "hostnames", nodes]
-        names = subprocess.run(words, check=True, capture_output=True, text=True, timeout=_TIMEOUT).stdout.split()
-    except (OSError, subprocess.SubprocessError) as error:
-        raise LaunchError(
-            f"engine='slurm' was requested on {nodes}, and scontrol can't name these nodes: {error}. Run where SLURM's commands are in "
-            "PATH, and its controller can be reached."
-        ) from None
+    names = _scontrol("hostnames", nodes).split()
     asks_for_tasks = num_processes is None and {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & environment.keys()
     slots = tasks_of(environment.get("SLURM_TASKS_PER_NODE", "")) if asks_for_tasks else []
     if len(slots) != len(names):
