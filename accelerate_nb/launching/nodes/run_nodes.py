@@ -185,7 +185,16 @@ def _engine_and_hosts(config: LaunchingConfig) -> tuple[node_pool.NodeEngine, Se
         return *reserve_ray_nodes(config), ()
     hosts = read_hostfile(Path(config.hostfile)) if config.hostfile else hosts_of(config.hosts.split(","))
     hosts, spares = split_spares(config.num_processes, hosts) if config.max_restarts else (hosts, ())
-    return node_pool.SshNodes(tuple(shlex.split(config.ssh_command)), python), hosts, spares
+    try:
+        command = tuple(shlex.split(config.ssh_command))
+    except ValueError:
+        # a quotation mark is open
+        command = ()
+    if not command:
+        raise LaunchError(
+            f"ssh_command={config.ssh_command!r} was given, which is no command. Pass its words: ssh_command='ssh -J gate'."
+        )
+    return node_pool.SshNodes(command, python), hosts, spares
 
 
 def _check(config: LaunchingConfig) -> None:
@@ -235,6 +244,9 @@ def hosts_of(entries: Iterable[str]) -> tuple[Host, ...]:
         # an address of IPv6 has more colons, and stands in brackets where slots follow it
         if colon and number.isdecimal() and int(number) and (":" not in host or host.endswith("]")):
             name, slots = host.replace("[", "").replace("]", ""), int(number)
+        if name.startswith("-"):
+            # it would be an option of the command that reaches it
+            raise ConfigurationError(f"{name!r} was given as a host, and begins with a hyphen. Name hosts alone: a:4.")
         if (before := found.get(name)) is not None:
             slots = (before.slots or 1) + (slots or 1)
         found[name] = Host(name, slots)
@@ -244,7 +256,8 @@ def hosts_of(entries: Iterable[str]) -> tuple[Host, ...]:
 def read_hostfile(path: Path) -> tuple[Host, ...]:
     """The hosts of a file, one a line (`a slots=4`, `b:4`, or the name alone; `#` begins a comment); raises `ConfigurationError`."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # an editor may have put a mark of the encoding before the first line
+        lines = path.expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"hostfile={str(path)!r} was requested, and it can't be read: {error}. Name a file of one host a line."
@@ -253,7 +266,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     for line in (line.partition("#")[0] for line in lines):
         if words := line.split():
             slots = _SLOTS.search(line)
-            entries.append(words[0] if slots is None else f"{words[0]}:{slots[1]}")
+            entries.append(words[0] if slots is None else f"[{words[0]}]:{slots[1]}")
     if not entries:
         raise ConfigurationError(
             f"hostfile={str(path)!r} was requested, and it names no host. Write one a line: a slots=4."

@@ -47,22 +47,20 @@ def test_numbers_that_leave_a_host_empty_or_have_no_room_are_refused(number, hos
 
 
 def test_hosts_have_slots_users_and_addresses():
-    assert run_nodes.hosts_of(["a", "b:4", "me@c:2", "[::1]:3", "fe80::2", "b:1"]) == (
-        Host("a"),
-        Host("b", 5),
-        Host("me@c", 2),
-        Host("::1", 3),
-        Host("fe80::2"),
-    )
+    found = run_nodes.hosts_of(["a", "b:4", "me@c:2", "[::1]:3", "fe80::2", "b:1"])
+    assert found == (Host("a"), Host("b", 5), Host("me@c", 2), Host("::1", 3), Host("fe80::2"))
 
 
-def test_a_hostfile_is_read_as_mpi_and_deepspeed_write_it(tmp_path: Path):
+def test_a_hostfile_is_read_as_mpi_and_deepspeed_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / "hosts"
-    file.write_text("# of DeepSpeed\nworker-1 slots=4\nworker-2 slots = 2 max_slots=8\n\nmpich:3  # of MPICH\nalone\n")
-    assert run_nodes.read_hostfile(file) == (Host("worker-1", 4), Host("worker-2", 2), Host("mpich", 3), Host("alone"))
-    file.write_text("# nobody\n")
-    with pytest.raises(ConfigurationError, match="names no host"):
-        run_nodes.read_hostfile(file)
+    file.write_text("\ufeffworker-1 slots=4  # of DeepSpeed\nfe80::2 slots = 2 max_slots=8\n\nmpich:3\nalone\n")
+    found = (Host("worker-1", 4), Host("fe80::2", 2), Host("mpich", 3), Host("alone"))
+    assert run_nodes.read_hostfile(Path("~/hosts")) == found
+    for text, why in (("# nobody\n", "names no host"), ("-oProxyCommand=x slots=1", "begins with a hyphen")):
+        file.write_text(text)
+        with pytest.raises(ConfigurationError, match=why):
+            run_nodes.read_hostfile(file)
     with pytest.raises(ConfigurationError, match="can't be read"):
         run_nodes.read_hostfile(tmp_path / "another")
 
@@ -109,6 +107,8 @@ def test_hosts_that_do_not_fit_are_named(settings, nodes, text):
         ({"hosts": "a", "engine": "local"}, "runs elsewhere"),
         ({"engine": "ssh"}, "without hosts"),
         ({"hosts": "a", "start_method": "spawn"}, "start_method='spawn' was requested on several nodes"),
+        ({"hosts": "a", "ssh_command": ""}, "ssh_command='' was given, which is no command"),
+        ({"hosts": "a", "ssh_command": "ssh -o 'x"}, "which is no command"),
     ],
 )
 def test_settings_that_contradict_hosts_are_refused_before_any_is_reached(settings, text):
