@@ -46,7 +46,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def settings(cluster: Any, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    ray = {"engine": "ray", "address": cluster.address, "join_timeout": 60.0}
+    ray = {"engine": "ray", "address": f"localhost:{cluster.address.rpartition(':')[2]}", "join_timeout": 60.0}
     yield {**TWO_NODES, **ray, "folder": str(tmp_path)}
     for kept in runs(tmp_path):
         if kept.is_detached and not kept.is_over:

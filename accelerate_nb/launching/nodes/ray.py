@@ -15,7 +15,7 @@ from typing import Any
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
 from accelerate_nb.launching.node_agent.agent_process import JoinedAgent, JoinTicket, new_token
-from accelerate_nb.launching.node_agent.node_network import print_notice
+from accelerate_nb.launching.node_agent.node_network import is_loopback, print_notice, resolved_host, split_endpoint
 from accelerate_nb.launching.nodes.joined_machines import JoiningMachine, MachineListener
 from accelerate_nb.launching.nodes.node_pool import NodeEngine, PlacedAgent, idle_nodes
 from accelerate_nb.launching.planning.placement import Host, node_sizes
@@ -82,11 +82,24 @@ def _is_connected(address: str) -> bool:
     if not ray.is_initialized():
         return False
     found = ray.get_runtime_context().gcs_address
-    if address not in {"", "auto", found}:
+    if address in {"", "auto", found} or (address == "local" and _has_started_ray()):
+        return True
+    host, port = split_endpoint(address)
+    hosts = [ray.util.get_node_ip_address()] if is_loopback(host) else resolved_host(host)
+    if found not in {f"{name}:{port}" for name in hosts}:
         raise LaunchError(
             f"address={address!r} was requested, and this process is connected to {found}. Leave address out, or call ray.shutdown()."
         )
     return True
+
+
+def _has_started_ray() -> bool:
+    """Whether this process has started the cluster that it is connected to, which ends with it."""
+    from ray._private import worker
+
+    # Ray has no public name for it
+    node = worker.global_worker.node
+    return node is not None and node.is_head()
 
 
 def nodes_table(nodes: Sequence[dict[str, Any]]) -> str:
@@ -393,11 +406,8 @@ def connection_of_run_host(config: LaunchingConfig) -> RayConnection:
     connection = RayConnection(config.address)
     if _is_connected(config.address):
         import ray
-        from ray._private import worker
 
-        # Ray has no public name for it
-        node = worker.global_worker.node
-        if node is not None and node.is_head():
+        if _has_started_ray():
             raise LaunchError(
                 "detach=True was requested, and this process is connected to a Ray that it has started, which ends with it. Call ray.shutdown(), "
                 "and leave address out for a local Ray of the run's own; or start one that stays, `ray start --head` in a terminal, and pass "
