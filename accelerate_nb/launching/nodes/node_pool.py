@@ -161,6 +161,7 @@ _TIMEOUT = 30.0
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 # Of `scontrol show job --details`: nodes and what they have, as in `Nodes=a[1-2] CPU_IDs=0 Mem=0 GRES=gpu:a100:2(IDX:0-1)`.
 _GRES = re.compile(r"^ *Nodes=(\S+) .*GRES=(\S*)", re.MULTILINE)
+_NODE_LIST = re.compile(r"^ *NodeList=(\S+)", re.MULTILINE)
 _GPUS = re.compile(r"gpu:(?:[^:,(]+:)?(\d+)")
 # Where a job's GPUs were requested in all or for a task, not for a node: a step takes that over, unless it requests others.
 _OF_GPUS = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU"}
@@ -212,8 +213,9 @@ def _scontrol(*words: str) -> str:
         command = ["scontrol", "show", *words]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT).stdout
     except (OSError, subprocess.SubprocessError) as error:
+        reason = str(getattr(error, "stderr", "") or error).strip()
         raise LaunchError(
-            f"engine='slurm' was requested, and SLURM can't show {words[-1]}: {error}. Run where its commands are in PATH, and its "
+            f"engine='slurm' was requested, and SLURM can't show {words[-1]}: {reason}. Run where its commands are in PATH, and its "
             "controller can be reached."
         ) from None
 
@@ -230,11 +232,17 @@ def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -
             "command inside one: salloc --nodes=2 ..., or a batch script."
         )
     names = _scontrol("hostnames", nodes).split()
+    # those that it still has: with --no-kill it outlives a node
+    current = _NODE_LIST.search(_scontrol("job", job))
+    left = names if current is None else _scontrol("hostnames", current[1]).split()
     asks_for_tasks = num_processes is None and {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & environment.keys()
     slots = tasks_of(environment.get("SLURM_TASKS_PER_NODE", "")) if asks_for_tasks else []
-    if len(slots) != len(names):
-        return job, tuple(map(Host, names))
-    return job, tuple(Host(name, tasks) for name, tasks in zip(names, slots, strict=True))
+    tasks = dict(zip(names, slots, strict=True)) if len(slots) == len(names) else {}
+    if hosts := tuple(Host(name, tasks.get(name)) for name in names if name in left):
+        return job, hosts
+    raise LaunchError(
+        f"engine='slurm' was requested on {nodes}, and job {job} has none of these nodes any more. Request another one."
+    )
 
 
 def used_and_others(config: LaunchingConfig, allocated: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
