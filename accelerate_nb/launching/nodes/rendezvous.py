@@ -279,11 +279,7 @@ class HostNodes(LaunchedNodes):
         match message:
             case messages.JoinRun() as request:
                 if reason := self._objection(request):
-                    self._exchange.post(messages.RunRefused(reason), number)
-                    objection = plain_name(reason.replace("this node", "that node"))
-                    if objection not in self._objections and len(self._objections) < _MOST_OBJECTIONS:
-                        self._objections.append(objection)
-                        node_network.print_notice(f"a node came, and was refused: {objection}")
+                    self._refuse(number, reason)
                     return
                 self._waiting[number] = request
                 if self.roster.names:
@@ -297,6 +293,14 @@ class HostNodes(LaunchedNodes):
         if not self.roster.names:
             self._members.pop(number, None)
         super()._lose(number, reason)
+
+    def _refuse(self, number: int, reason: str) -> None:
+        """Have a node, and who waits here, know why it can't be one of this run."""
+        objection = plain_name(reason.replace("this node", "that node"))
+        if objection not in self._objections and len(self._objections) < _MOST_OBJECTIONS:
+            self._objections.append(objection)
+            node_network.print_notice(f"a node came, and was refused: {objection}")
+        self._exchange.post(messages.RunRefused(reason), number)
 
     @property
     def _may_grow(self) -> bool:
@@ -320,7 +324,7 @@ class HostNodes(LaunchedNodes):
             if rank in taken:
                 name = self._name(taken[rank])
                 reason = f"node_rank={rank} was given, and {name} has joined as that already. Pass another on each node"
-                self._exchange.post(messages.RunRefused(reason), number)
+                self._refuse(number, reason)
                 continue
             self._members[number] = rank, request
             named = sorted((rank, self._name(other), request.facts) for other, (rank, request) in self._members.items())
@@ -509,7 +513,7 @@ class MemberNodes(LaunchedNodes):
                     return ""
                 case 0, messages.RunRefused(reason):
                     raise LaunchError(
-                        f"A run of {settings.nodes} nodes was requested, and node 0 at {settings.endpoint} refuses this one: {reason}."
+                        f"A run of {settings.nodes} nodes was requested, and node 0 at {settings.endpoint} refuses this one: {reason.rstrip('.')}."
                     )
                 case 0, messages.ShowText(text):
                     why = text

@@ -225,15 +225,14 @@ def test_a_node_that_can_not_connect_to_another_one_is_named_to_both_before_anyt
 
 
 def test_a_rank_that_is_taken_and_other_versions_are_reported_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = facts_of_this_node("")
+    other = structs.replace(facts_of_this_node(""), torch="2.1.0")
     with host(num_nodes=3) as meeting, ThreadPoolExecutor(1) as threads:
         first = threads.submit(meeting.join)
         until(lambda: meeting.nodes._members)
         with pytest.raises(LaunchError, match=r"node 1 on .* has joined as that already"):
             meeting.join()
-        monkeypatch.setattr(
-            rendezvous.node_network, "facts_of_this_node", lambda _: structs.replace(facts, torch="2.1.0")
-        )
+        assert "node_rank=1 was given" in meeting.nodes._objections[0]
+        monkeypatch.setattr(rendezvous.node_network, "facts_of_this_node", lambda _: other)
         for call in (lambda: meeting.join(node_rank=2), first.result, meeting.met.result):
             with pytest.raises(LaunchError, match=r"(?s)node 2 on .* \(differs\).*2\.1\.0"):
                 call()
