@@ -203,9 +203,15 @@ def step_command(job: str, node: str, command: Sequence[str], *options: str) -> 
 @cache
 def gpus_of_nodes(job: str) -> dict[str, int]:
     """The number of GPUs that a job has on each of its nodes; raises `LaunchError`."""
-    found = _GRES.findall(_scontrol("job", "--details", job))
+    found = _GRES.findall(_facts_of_job(job))
     counts = ((nodes, sum(map(int, _GPUS.findall(entries)))) for nodes, entries in found)
     return {name: count for nodes, count in counts for name in _scontrol("hostnames", nodes).split()}
+
+
+def _facts_of_job(job: str) -> str:
+    # by its number alone the other tasks of its array may be shown too
+    blocks = _scontrol("job", "--details", job).split("\n\n")
+    return next((block for block in blocks if block.startswith(f"JobId={job} ")), "")
 
 
 def _scontrol(*words: str) -> str:
@@ -233,7 +239,7 @@ def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -
         )
     names = _scontrol("hostnames", nodes).split()
     # those that it still has: with --no-kill it outlives a node
-    current = _NODE_LIST.search(_scontrol("job", job))
+    current = _NODE_LIST.search(_facts_of_job(job))
     left = names if current is None else _scontrol("hostnames", current[1]).split()
     asks_for_tasks = num_processes is None and {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & environment.keys()
     slots = tasks_of(environment.get("SLURM_TASKS_PER_NODE", "")) if asks_for_tasks else []
