@@ -16,7 +16,7 @@ import pytest
 
 from accelerate_nb import Run, attach, launch, runs
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError, StoppedError
-from accelerate_nb.launching.nodes import node_pool
+from accelerate_nb.launching.nodes import node_pool, ray as ray_nodes
 from tests.launching.detached.trainings import host_of, until_gone
 from tests.nodes.trainings import LAUNCHES_DETACHED, TWO_NODES, trains, waits
 from tests.waiting import until, until_lines
@@ -68,15 +68,11 @@ def finds_what_was_sent() -> tuple[str, str]:
     return os.environ["FROM_RAY"], sent.word
 
 
-class InterruptsAt(io.StringIO):
-    """Standard error that interrupts once a text is written."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
+class InterruptedWithoutRoom(io.StringIO):
+    """Standard error that interrupts once the cluster has no room."""
 
     def write(self, text: str) -> int:
-        if self.text in text:
+        if "has no room yet" in text:
             raise KeyboardInterrupt
         return len(text)
 
@@ -102,9 +98,7 @@ def test_a_launch_trains_on_two_nodes_stays_warm_and_names_a_lost_agent(settings
     run = launch(fails_on_the_second, **settings)
     with pytest.raises(ValueError, match="the second rank failed"):
         run.wait()
-    failure = run.view.rank(1).failure
-    assert failure is not None
-    assert "in fails_on_the_second" in failure.traceback
+    assert "in fails_on_the_second" in run.view.rank(1).failure.traceback
 
     # Ray blocks interrupts in the threads of its actors
     run = launch(waits, **settings)
@@ -125,9 +119,8 @@ def test_a_launch_trains_on_two_nodes_stays_warm_and_names_a_lost_agent(settings
 
 
 def test_what_the_cluster_does_not_have_is_reported_with_what_it_has(settings: dict[str, Any]) -> None:
-    with pytest.raises(
-        LaunchError, match=r"(?s)requested on 3 nodes with 1 CPU each, every one.*n1  1 CPU.*n2  1 CPU.*Request less"
-    ):
+    text = r"(?s)requested on 3 nodes with 1 CPU each, every one.*n1  1 CPU.*n2  1 CPU.*Request less"
+    with pytest.raises(LaunchError, match=text):
         launch(place, **{**settings, "num_nodes": 3, "num_processes": 3})
     with pytest.raises(LaunchError, match="this process is connected to"):
         launch(place, **{**settings, "address": "127.0.0.1:1"})
@@ -174,7 +167,12 @@ def test_a_detached_run_that_can_not_start_raises_the_error_in_the_cell_and_leav
     ray.get(holder.__ray_ready__.remote())
     with pytest.raises(LaunchError, match="still had no room"):
         launch(place, **{**settings, "join_timeout": 1.0})
-    monkeypatch.setattr(sys, "stderr", InterruptsAt("has no room yet"))
+    # a node that leaves while it is waited for
+    found = iter([True])
+    monkeypatch.setattr(ray_nodes, "_can_hold", lambda *_: next(found, False))
+    with pytest.raises(LaunchError, match="Request less"):
+        launch(place, **{**settings, "detach": False})
+    monkeypatch.setattr(sys, "stderr", InterruptedWithoutRoom())
     with pytest.raises(KeyboardInterrupt):
         launch(place, **settings)
     ray.kill(holder)

@@ -243,12 +243,7 @@ def reserve(request: ReservationRequest, timeout: float) -> NodeReservation:
     import ray
     from ray.util import placement_group, placement_group_table, remove_placement_group
 
-    nodes = _alive_nodes()
-    wanted = _text(request)
-    if not _can_hold(request, [node["Resources"] for node in nodes]):
-        raise LaunchError(
-            f"{wanted}, and the cluster at {request.cluster} has:\n{nodes_table(nodes)}\nRequest less, or add nodes."
-        )
+    _check_size(request)
     made = placement_group(
         [{name: count for name, count in (("CPU", cpus), ("GPU", gpus)) if count} for cpus, gpus in request.bundles],
         strategy=request.strategy.upper(),
@@ -259,6 +254,8 @@ def reserve(request: ReservationRequest, timeout: float) -> NodeReservation:
             if not is_said:
                 print_notice(f"The Ray cluster has no room yet; it is waited for up to {timeout:g} s.")
             is_said = True
+            # nodes may leave it meanwhile
+            _check_size(request)
     except BaseException:
         remove_placement_group(made)
         raise
@@ -266,12 +263,21 @@ def reserve(request: ReservationRequest, timeout: float) -> NodeReservation:
         remove_placement_group(made)
         free = {name: count for name, count in ray.available_resources().items() if name in {"CPU", "GPU"}}
         raise LaunchError(
-            f"{wanted}, and after {timeout:g} s the cluster at {request.cluster} still had no room: {free or 'nothing'} is free.\n"
-            f"{nodes_table(nodes)}\nEnd what uses the rest, request less, or pass a longer join_timeout."
+            f"{_text(request)}, and after {timeout:g} s the cluster at {request.cluster} still had no room: {free or 'nothing'} is free.\n"
+            f"{nodes_table(_alive_nodes())}\nEnd what uses the rest, request less, or pass a longer join_timeout."
         )
     places, names = placement_group_table(made)["bundles_to_node_id"], _names_by_id()
     node_ids = [places[index] for index in range(len(request.bundles))]
     return NodeReservation(request, made, _distinct([names[node_id] for node_id in node_ids]), node_ids)
+
+
+def _check_size(request: ReservationRequest) -> None:
+    """Raise `LaunchError` where the cluster could not hold what is requested if nothing else ran there."""
+    nodes = _alive_nodes()
+    if not _can_hold(request, [node["Resources"] for node in nodes]):
+        raise LaunchError(
+            f"{_text(request)}, and the cluster at {request.cluster} has:\n{nodes_table(nodes)}\nRequest less, or add nodes."
+        )
 
 
 def _alive_nodes() -> list[dict[str, Any]]:
