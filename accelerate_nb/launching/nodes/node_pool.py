@@ -166,7 +166,7 @@ _GPUS = re.compile(r"gpu:(?:[^:,(]+:)?(\d+)")
 # Where a job's GPUs were requested in all or for a task, not for a node: a step takes that over, unless it requests others.
 _OF_GPUS = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU"}
 # With these, srun would give an agent what a task has, name the task in each line, or keep the environment from it.
-_OF_TASKS = {*_OF_GPUS, "SRUN_CPUS_PER_TASK", "SLURM_LABELIO", "SLURM_EXPORT_ENV"}
+_OF_TASKS = {*_OF_GPUS, "SRUN_CPUS_PER_TASK", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_LABELIO", "SLURM_EXPORT_ENV"}
 
 
 @dataclass(frozen=True, slots=True)
