@@ -117,9 +117,8 @@ def there_and_back(accelerator: Accelerator, source: Any, further: dict[str, Any
         return max(differences), is_part, None
     back = AutoModelForCausalLM.from_config(source.config)
     back.load_state_dict(state)
-    assert len(set(map(Tensor.data_ptr, state.values()))) == len(
-        set(map(Tensor.data_ptr, source.state_dict().values()))
-    )
+    memory, wanted = ({*map(Tensor.data_ptr, weights.values())} for weights in (state, source.state_dict()))
+    assert len(memory) == len(wanted)
     is_same = all(torch.equal(value, back.state_dict()[name]) for name, value in source.state_dict().items())
     return max(differences), is_part, is_same
 
