@@ -1,1 +1,1 @@
-"""Hugging Face Accelerate's names that are values, or functions that other libraries call."""
+"""Hugging Face Accelerate's names that are values or small functions."""
