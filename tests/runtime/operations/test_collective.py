@@ -83,7 +83,7 @@ def test_an_object_that_is_no_list_is_one_element_a_process_and_one_that_cannot_
     (found, first), (others, second) = run_on_ranks(objects, 2)
     assert found == others == [[{"loss": 0}, {"loss": 1}], ["text", "text"], [], 1.0]
     assert "a list that can't be pickled" in first
-    assert "local object" in second
+    assert "local object 'objects.<locals>" in second
     assert not second.startswith("OperationError")
 
 
