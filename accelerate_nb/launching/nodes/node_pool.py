@@ -228,7 +228,6 @@ def _scontrol(*words: str) -> str:
 
 def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -> tuple[str, tuple[Host, ...]]:
     """The number of the allocation that this process is in, and its nodes; raises `LaunchError` outside of one."""
-    # where it was requested for a number of tasks, and no `num_processes` was, they are the nodes' slots
     # of a heterogeneous job the first group, as with `srun`
     environment = {name.removesuffix("_HET_GROUP_0"): value for name, value in environment.items()}
     job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
@@ -240,7 +239,8 @@ def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -
     names = _scontrol("hostnames", nodes).split()
     # those that it still has: with --no-kill it outlives a node
     current = _NODE_LIST.search(_facts_of_job(job))
-    left = names if current is None else _scontrol("hostnames", current[1]).split()
+    left = names if current is None or current[1] == nodes else _scontrol("hostnames", current[1]).split()
+    # where it was requested for a number of tasks, and no `num_processes` was, they are the nodes' slots
     asks_for_tasks = num_processes is None and {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & environment.keys()
     slots = tasks_of(environment.get("SLURM_TASKS_PER_NODE", "")) if asks_for_tasks else []
     tasks = dict(zip(names, slots, strict=True)) if len(slots) == len(names) else {}
