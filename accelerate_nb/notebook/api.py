@@ -21,6 +21,7 @@ from accelerate_nb.launching.detached.run_host import launch_detached
 from accelerate_nb.launching.run import FrontEnd, Run
 from accelerate_nb.notebook.cells.completion import register_values
 from accelerate_nb.notebook.display import select
+from accelerate_nb.notebook.display.busy_kernel_comm import notice_every_request
 from accelerate_nb.notebook.host import host
 from accelerate_nb.script.ranks import everywhere
 from accelerate_nb.sources.cells import ipython_shell, name_in_warnings
@@ -352,6 +353,7 @@ def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:
 
 def _warm_in_a_notebook() -> None:
     """Where a notebook names a launcher, start the supervisor, complete the settings of launchers, and name cells in warnings."""
+    notice_every_request()
     if host(os.environ).kind != "script" and not already_launched(os.environ):
         name_in_warnings()
         register_values(ipython_shell())

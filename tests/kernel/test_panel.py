@@ -66,10 +66,13 @@ def kill(cell: Cell, page: Page) -> None:
     cell.wait()
 
 
+def test_a_cell_that_arrives_as_the_former_ends_is_run(any_kernel: Kernel) -> None:
+    assert all(any_kernel.ok("0", timeout=20).done for _ in range(300))
+
+
 def test_messages_reach_the_page_and_the_kernel_while_the_cell_runs(any_kernel: Kernel) -> None:
     cell, page = running_panel(any_kernel)
-    assert page.all_of("run")[0]["size"] == 2
-    assert page.all_of("run")[0]["can_act"] is True
+    assert page.all_of("run")[0].items() >= {"size": 2, "can_act": True}.items()
     page.send({"do": "stacks"})
     page.until(lambda: page.all_of("stacks"))
     assert "time.sleep(0.02)" in page.all_of("stacks")[0]["text"]
@@ -110,13 +113,11 @@ def test_cells_that_wait_run_afterwards_in_their_order(any_kernel: Kernel) -> No
     later = [any_kernel.start(f"print({number})") for number in range(3)]
     any_kernel.send("kernel_info_request", {})
     assert [item.wait().result().stdout for item in later] == ["0\n", "1\n", "2\n"]
-    assert cell.done
-    assert cell.error is None
+    assert (cell.done, cell.error) == (True, None)
     assert any_kernel.ok("print('as before')").stdout == "as before\n"
-    # the lane is gone: what reads the kernel's messages is ipykernel's own
+    # what reads the kernel's messages is ipykernel's own
     reader = any_kernel.value("repr(get_ipython().kernel.shell_stream._recv_callback)")
     assert "accelerate_nb" not in reader
-    assert "Lane" not in reader
 
 
 def test_an_interrupt_ends_a_run_that_a_panel_shows(any_kernel: Kernel) -> None:

@@ -79,18 +79,13 @@ class BusyKernelComm:
         former = getattr(stream, "_recv_callback", None)
         if former is None or not hasattr(kernel, "session"):
             return False
+        notice_every_request()
         self._kernel, self._stream = kernel, stream
         if former != self._take:  # its removal may not have been its turn yet
             self._former = former
         installed = threading.Event()
 
         def install() -> None:
-            # ipykernel 7.0 to 7.3 writes replies to the socket of the stream that reads the requests. A request that arrives at
-            # that moment is then never noticed, and the kernel hangs: https://github.com/ipython/ipykernel/pull/1529. A panel
-            # that acknowledges every update while cells wait makes that likely, so replies go through the stream for good.
-            manager = getattr(getattr(kernel, "shell_channel_thread", None), "_manager", None)
-            if manager is not None and hasattr(manager, "_shell_socket"):
-                manager._shell_socket = stream
             self._stream.on_recv(self._take, copy=False)
             installed.set()
 
@@ -206,6 +201,17 @@ def _as_parent(kernel: Any, message: Any) -> Iterator[None]:
 def _send_status(kernel: Any, state: str, parent: Any) -> None:
     topic = f"kernel.{kernel.ident}.status".encode()
     kernel.session.send(kernel.iopub_socket, "status", {"execution_state": state}, parent=parent, ident=topic)
+
+
+def notice_every_request() -> None:
+    """Have a kernel of ipykernel 7.0 to 7.3 write its replies through the stream that reads its requests, from now on."""
+    # These versions write to that stream's socket. A request that arrives at that moment is then never noticed, and the
+    # kernel hangs: https://github.com/ipython/ipykernel/pull/1529. A page that runs cell after cell makes that likely, and
+    # a panel that acknowledges every update does.
+    kernel: Any = getattr(ipython_shell(), "kernel", None)
+    manager = getattr(getattr(kernel, "shell_channel_thread", None), "_manager", None)
+    if hasattr(manager, "_shell_socket") and (stream := getattr(kernel, "shell_stream", None)) is not None:
+        manager._shell_socket = stream  # type: ignore[union-attr]
 
 
 _kernel_comm: ContextVar[BusyKernelComm] = ContextVar("accelerate_nb_kernel_comm", default=BusyKernelComm())  # noqa: B039 - one for all threads
