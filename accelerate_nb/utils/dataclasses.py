@@ -1,6 +1,12 @@
 """The import path `accelerate.utils.dataclasses`: the runtime's settings under Hugging Face's module name."""
 
 from accelerate_nb.big_models.bnb import BnbQuantizationConfig as BnbQuantizationConfig
+from accelerate_nb.config.options.megatron import (
+    MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
+    MegatronLMPlugin as MegatronLMPlugin,
+    parse_gpt2_config as parse_gpt2_config,
+    parse_llama_config as parse_llama_config,
+)
 from accelerate_nb.runtime.compat.constants import (
     BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION,
     BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION,
@@ -59,12 +65,6 @@ from accelerate_nb.runtime.precision.fp8_recipes import (
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin as DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.fsdp.plugin import (
     FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
-)
-from accelerate_nb.runtime.strategies.megatron.plugin import (
-    MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
-    MegatronLMPlugin as MegatronLMPlugin,
-    parse_gpt2_config as parse_gpt2_config,
-    parse_llama_config as parse_llama_config,
 )
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin as TorchDynamoPlugin
 from accelerate_nb.runtime.training.unwrap import get_module_class_from_name as get_module_class_from_name

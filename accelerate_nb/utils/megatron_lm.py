@@ -14,7 +14,7 @@ from accelerate_nb.runtime.strategies.megatron.engine import (
     avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
     gather_across_data_parallel_groups as gather_across_data_parallel_groups,
 )
-from accelerate_nb.runtime.strategies.megatron.plugin import (
+from accelerate_nb.runtime.strategies.megatron.training import (
     MegatronLMDummyDataLoader as MegatronLMDummyDataLoader,
     MegatronLMDummyScheduler as MegatronLMDummyScheduler,
     MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper,

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from accelerate_nb.config.options.megatron import MegatronLMPlugin
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
 from accelerate_nb.events.event_types import MeshCoordinates, PrecisionChoice
 from accelerate_nb.rank.event_sink import emit, outlet
@@ -45,7 +46,6 @@ from accelerate_nb.runtime.precision.registry import PrecisionOptions, Recipe, c
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin, choose_plugins
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
-from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
 from accelerate_nb.runtime.strategies.registry import StrategyRequest, choose_strategy
 from accelerate_nb.runtime.trackers.base import PanelTracker
 from accelerate_nb.runtime.trackers.registry import filter_trackers

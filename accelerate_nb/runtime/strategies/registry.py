@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate_nb.config.options.megatron import MegatronLMPlugin
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
@@ -11,7 +12,6 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.ddp import DDP
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
-from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import use_mesh

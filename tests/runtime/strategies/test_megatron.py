@@ -10,14 +10,14 @@ import torch
 
 import accelerate_nb.utils as ours
 from accelerate_nb import Accelerator, ConfigurationError
+from accelerate_nb.config.options.megatron import refuse_unused
 from accelerate_nb.errors import MissingExtraError, NotYetError
 from accelerate_nb.runtime.compat.packages import is_installed
 from accelerate_nb.runtime.strategies.megatron.conversion import architecture_of
 from accelerate_nb.runtime.strategies.megatron.engine import choose, left_to_right
-from accelerate_nb.runtime.strategies.megatron.plugin import get_args, initialize, refuse_unused
+from accelerate_nb.runtime.strategies.megatron.training import get_args, initialize
 
 END = 9
-
 GIVEN: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({}, {}),
     ({"tp_degree": 2, "pp_degree": 2, "num_micro_batches": 4, "sequence_parallelism": True}, {}),

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, StateError
 from accelerate_nb.runtime.strategies.megatron.engine import innermost
-from accelerate_nb.runtime.strategies.megatron.plugin import get_args, prepare_optimizer, prepare_scheduler
+from accelerate_nb.runtime.strategies.megatron.training import get_args, prepare_optimizer, prepare_scheduler
 from accelerate_nb.runtime.training.unwrap import bare
 
 _WORDS, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn import Module, ModuleList, functional
 from torch.utils._pytree import tree_leaves
 
+from accelerate_nb.config.options.megatron import MegatronLMPlugin
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError, StateError
 from accelerate_nb.runtime.operations.collective import broadcast, gather, reduce
 from accelerate_nb.runtime.operations.nested import recursively_apply, send_to_device
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf
-from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, get_args
+from accelerate_nb.runtime.strategies.megatron.training import get_args
 from accelerate_nb.runtime.strategies.pipeline.staged_model import batch_size, merged, microbatches, output_on_all
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
 from accelerate_nb.runtime.world.mesh import DATA_AXES

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
+from accelerate_nb.config.options.megatron import MegatronLMPlugin, refuse_unused
 from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
@@ -27,10 +28,9 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf, Options, PrepareCall, PrepareRequest, Strategy
-from accelerate_nb.runtime.strategies.megatron import conversion, model_parallel, plugin as megatron_lm
+from accelerate_nb.runtime.strategies.megatron import conversion, model_parallel, training
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, MegatronModel
 from accelerate_nb.runtime.strategies.megatron.model_parallel import MegatronPrecision, MegatronStep
-from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.runtime.world.mesh import Mesh
@@ -82,7 +82,7 @@ class MegatronParallel(Strategy):
     hooks_get_weights = False
     gradients_kept_by = "Megatron"
     distributed_type = DistributedType.MEGATRON_LM
-    schedule_types = (megatron_lm.MegatronLMDummyScheduler,)
+    schedule_types = (training.MegatronLMDummyScheduler,)
     precision: MegatronPrecision
 
     def __init__(self, world: World, plugin: MegatronLMPlugin | None = None) -> None:
@@ -150,7 +150,7 @@ class MegatronParallel(Strategy):
         if self._call is not None:
             call, self._call = self._call, None
             self.engine = self._make_engine(call)
-            self.optimizer_class = megatron_lm.MegatronLMOptimizerWrapper
+            self.optimizer_class = training.MegatronLMOptimizerWrapper
             return [self.engine if isinstance(item.value, Module) else self.engine.optimizer for item in requests]
         prepared = super().prepare(requests)
         for optimizer in filter(self._model_of, self.optimizers):
@@ -167,7 +167,7 @@ class MegatronParallel(Strategy):
         plugin.set_network_size_args(model, _first_batch(call))
         for optimizer in _of(call, Optimizer):
             plugin.set_optimizer_type(optimizer)
-        for schedule in _of(call, megatron_lm.MegatronLMDummyScheduler):
+        for schedule in _of(call, training.MegatronLMDummyScheduler):
             plugin.set_scheduler_args(schedule)
         architecture = conversion.architecture_of(model.config)
         end = getattr(model.config, "eos_token_id", None)
@@ -178,16 +178,16 @@ class MegatronParallel(Strategy):
             "eos_token_id": end[0] if isinstance(end, list) else end,
             **plugin.megatron_lm_default_args,
             "num_layers_per_virtual_pipeline_stage": plugin.num_layers_per_virtual_pipeline_stage,
-            "megatron_dataset_flag": bool(_of(call, megatron_lm.MegatronLMDummyDataLoader))
+            "megatron_dataset_flag": bool(_of(call, training.MegatronLMDummyDataLoader))
             or plugin.megatron_dataset_flag,
             **(plugin.other_megatron_args or {}),
         }
-        megatron_lm.initialize(accelerator, args_defaults=arguments)
+        training.initialize(accelerator, args_defaults=arguments)
         engine = MegatronEngine(accelerator, *conversion.prepare_model_optimizer_scheduler(accelerator))
         if plugin.custom_model_provider_function is not None:
             return engine
         if conversion.is_converted(model):
-            weights = architecture.weights(megatron_lm.get_args().padded_vocab_size)
+            weights = architecture.weights(training.get_args().padded_vocab_size)
             self.load_model_state(engine, conversion.ConvertedWeights(weights, model.state_dict()))
         elif self.world.is_main:
             warn_user(
@@ -203,7 +203,7 @@ class MegatronParallel(Strategy):
             raise ConfigurationError(
                 "You can't use a custom scheduler with Megatron-LM. Please use the `accelerate_nb.utils.MegatronLMDummyScheduler` instead."
             )
-        without_end = [item for item in _of(call, megatron_lm.MegatronLMDummyScheduler) if item.total_num_steps is None]
+        without_end = [item for item in _of(call, training.MegatronLMDummyScheduler) if item.total_num_steps is None]
         if without_end and self.megatron_lm_plugin.train_iters is None:
             raise ConfigurationError(
                 "MegatronLMDummyScheduler was given without total_num_steps. Pass it, or MegatronLMPlugin(train_iters=...)."
@@ -313,20 +313,20 @@ class MegatronParallel(Strategy):
         """A loader in batches for all parts of a step; of an engine's n-th placeholder of a loader the n-th of its three iterators."""
         if self.engine is None:
             return item
-        if isinstance(item, megatron_lm.MegatronLMDummyDataLoader):
-            self._iterators = self._iterators or list(megatron_lm.prepare_data_loader(self.engine.accelerator, item))
+        if isinstance(item, training.MegatronLMDummyDataLoader):
+            self._iterators = self._iterators or list(training.prepare_data_loader(self.engine.accelerator, item))
             return self._iterators.pop(0)
-        return megatron_lm.with_all_parts(item) if isinstance(item, DataLoader) else item
+        return training.with_all_parts(item) if isinstance(item, DataLoader) else item
 
     def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
         """The engine's schedule in the place of its placeholder; `None` for one that moves with the optimizer."""
-        if not isinstance(scheduler, megatron_lm.MegatronLMDummyScheduler):
+        if not isinstance(scheduler, training.MegatronLMDummyScheduler):
             return None
         if self.engine is None:
             raise ConfigurationError(
                 "A MegatronLMDummyScheduler was prepared without a model of transformers, whose engine moves it. Pass a schedule of torch."
             )
-        return megatron_lm.MegatronLMSchedulerWrapper(self.engine.scheduler, optimizers)
+        return training.MegatronLMSchedulerWrapper(self.engine.scheduler, optimizers)
 
     # A step
 
@@ -459,7 +459,7 @@ def _transformers_model(call: PrepareCall) -> Any:
 
 
 def _micro_batch_size(call: PrepareCall, choose: Callable[[list[int]], int]) -> int:
-    sizes = [item.dataset_args.get("micro_batch_size") for item in _of(call, megatron_lm.MegatronLMDummyDataLoader)]
+    sizes = [item.dataset_args.get("micro_batch_size") for item in _of(call, training.MegatronLMDummyDataLoader)]
     for loader in _of(call, DataLoader):
         sizes.append(loader.batch_size or getattr(loader.batch_sampler or loader.sampler, "batch_size", None))
     if not (known := [size for size in sizes if size is not None]):
