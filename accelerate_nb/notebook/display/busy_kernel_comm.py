@@ -206,8 +206,8 @@ def _send_status(kernel: Any, state: str, parent: Any) -> None:
 def notice_every_request() -> None:
     """Have a kernel of ipykernel 7.0 to 7.3 write its replies through the stream that reads its requests, from now on."""
     # These versions write to that stream's socket. A request that arrives at that moment is then never noticed, and the
-    # kernel hangs: https://github.com/ipython/ipykernel/pull/1529. A page that runs cell after cell makes that likely, and
-    # a panel that acknowledges every update does.
+    # kernel hangs: https://github.com/ipython/ipykernel/pull/1529. A panel that acknowledges every update makes that
+    # likely, as does a client that sends a cell when the former one's status is idle, before it has the reply.
     kernel: Any = getattr(ipython_shell(), "kernel", None)
     manager = getattr(getattr(kernel, "shell_channel_thread", None), "_manager", None)
     if hasattr(manager, "_shell_socket") and (stream := getattr(kernel, "shell_stream", None)) is not None:
