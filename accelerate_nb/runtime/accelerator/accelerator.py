@@ -132,9 +132,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         # a loop that was left in a window of accumulation has set it to False
         self.gradient_state.sync_gradients = True
         self._spread(precision, options, replace(spread, deepspeed=deepspeed))
-        self.bundle = PreparedObjects()
-        self._generation = registry.generation()
-        self._saver = Saver(self._world)
+        self.bundle, self._generation, self._saver = PreparedObjects(), registry.generation(), Saver(self._world)
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = ["generator"] if rng_types is None else rng_types
