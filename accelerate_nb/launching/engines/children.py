@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import warnings
@@ -105,12 +106,11 @@ def fork_workers(payload: Payload, workers: Sequence[LocalWorker]) -> ChildProce
     # what is buffered here would be written by every child as well
     stdio.flush()
     parent, ranks = os.getpid(), {}
+    # Python 3.12 warns of forking a process with threads; it was requested, and the child takes none of their locks. The filter
+    # stays, since `catch_warnings` would end that of another thread.
+    warnings.filterwarnings("ignore", r".*use of fork\(\)", DeprecationWarning, re.escape(__name__))
     for worker in workers:
-        with warnings.catch_warnings():
-            # Python 3.12 warns of forking a process with threads; it was requested, and the child takes none of their locks
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
+        if (pid := os.fork()) == 0:
             work(worker, parent, payload)
         ranks[pid] = worker.rank
     return ChildProcesses(ranks)
