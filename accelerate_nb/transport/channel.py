@@ -62,7 +62,8 @@ def decode(body: bytes) -> Message:
     """The message that `encode` wrote; raises `ProtocolError` for anything else."""
     try:
         if body.startswith(b"{"):
-            return msgspec.convert(json.loads(body), _decoder().type)
+            message: Message = msgspec.convert(json.loads(body), _decoder().type)
+            return message
         return _decoder().decode(body)
     except (ValueError, RecursionError) as error:
         raise ProtocolError("malformed", f"a message was refused: {error}") from None
