@@ -16,6 +16,13 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.writer import parse_size
 from accelerate_nb.user_warnings import warn_user
 
+# What `accelerate.utils.modeling` offers.
+__all__ = [
+    "check_device_map", "check_tied_parameters_in_config", "check_tied_parameters_on_same_device", "clean_device_map",
+    "fallback_allocate", "find_tied_parameters", "get_module_size_with_ties", "infer_auto_device_map",
+    "retie_parameters",
+]  # fmt: skip
+
 logger = logging.getLogger("accelerate_nb.utils.modeling")
 
 

@@ -14,6 +14,12 @@ from torch.nn import Module
 from accelerate_nb.big_models.device_map import retie_parameters
 from accelerate_nb.runtime.compat.constants import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
 
+# What `accelerate.hooks` offers.
+__all__ = [
+    "LayerwiseCastingHook", "ModelHook", "SequentialHook", "add_hook_to_module", "remove_hook_from_module",
+    "remove_hook_from_submodules",
+]  # fmt: skip
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # A dispatched model's replacements of Module's own methods, until its hooks are removed.

@@ -17,6 +17,12 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.writer import parse_size
 from accelerate_nb.runtime.xla.device import memory as device_memory
 
+# What `accelerate.utils.modeling` offers.
+__all__ = [
+    "calculate_maximum_sizes", "compute_module_sizes", "compute_module_total_buffer_size", "dtype_byte_size",
+    "get_balanced_memory", "get_max_layer_size", "get_max_memory", "get_module_leaves",
+]  # fmt: skip
+
 # A part of a model: a module, or a parameter or buffer that stands beside modules.
 Part = tuple[str, Module | Tensor]
 

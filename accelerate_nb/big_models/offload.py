@@ -15,6 +15,12 @@ from accelerate_nb.big_models.tensors import Device, as_device
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints.writer import write_file
 
+# What `accelerate.utils.offload` offers.
+__all__ = [
+    "OffloadedWeightsLoader", "PrefixedDataset", "extract_submodules_state_dict", "load_offloaded_weight",
+    "offload_state_dict", "offload_weight", "save_offload_index",
+]  # fmt: skip
+
 T = TypeVar("T")
 Folder = str | os.PathLike[str]
 

@@ -21,6 +21,12 @@ from accelerate_nb.runtime.checkpoints.host_copy import address, offloading_hook
 from accelerate_nb.runtime.operations.nested import find_device, send_to_device
 from accelerate_nb.runtime.training.memory import clear_device_cache
 
+# What `accelerate.hooks` offers.
+__all__ = [
+    "AlignDevicesHook", "CpuOffload", "UserCpuOffloadHook", "attach_align_device_hook",
+    "attach_align_device_hook_on_blocks", "attach_execution_device_hook",
+]  # fmt: skip
+
 logger = logging.getLogger("accelerate_nb.utils.modeling")
 
 

@@ -13,6 +13,12 @@ from accelerate_nb.runtime.checkpoints.host_copy import address, storage
 from accelerate_nb.runtime.training.memory import clear_device_cache
 from accelerate_nb.runtime.xla.device import device as device_of_rank
 
+# What `accelerate.utils.modeling` offers.
+__all__ = [
+    "check_device_same", "get_non_persistent_buffers", "id_tensor_storage", "named_module_tensors",
+    "set_module_tensor_to_device",
+]  # fmt: skip
+
 Device = int | str | torch.device
 DeviceMap = Mapping[str, Device]
 

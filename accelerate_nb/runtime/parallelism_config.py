@@ -13,6 +13,12 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.world.mesh import AXES, Mesh
 from accelerate_nb.user_warnings import warn_user
 
+# What `accelerate.utils.dataclasses` offers.
+__all__ = [
+    "DeepSpeedSequenceParallelConfig", "TorchContextParallelConfig", "TorchPipelineParallelConfig",
+    "TorchTensorParallelConfig", "TorchTensorParallelPlugin",
+]  # fmt: skip
+
 _ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
 
 

@@ -18,29 +18,9 @@ from accelerate_nb.runtime.compat.constants import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accelerate_nb.runtime.compat.enums import (
-    ComputeEnvironment as ComputeEnvironment,
-    CustomDtype as CustomDtype,
-    DDPCommunicationHookType as DDPCommunicationHookType,
-    DistributedType as DistributedType,
-    DynamoBackend as DynamoBackend,
-    FP8BackendType as FP8BackendType,
-    Kind as BaseEnum,
-    KnowsItsValues as EnumWithContains,
-    LoggerType as LoggerType,
-    PrecisionType as PrecisionType,
-    RNGType as RNGType,
-)
-from accelerate_nb.runtime.compat.kwargs_handlers import (
-    AutocastKwargs as AutocastKwargs,
-    DataLoaderConfiguration as DataLoaderConfiguration,
-    DistributedDataParallelKwargs as DistributedDataParallelKwargs,
-    GradientAccumulationPlugin as GradientAccumulationPlugin,
-    GradScalerKwargs as GradScalerKwargs,
-    InitProcessGroupKwargs as InitProcessGroupKwargs,
-    KwargsHandler as KwargsHandler,
-    ProjectConfiguration as ProjectConfiguration,
-)
+from accelerate_nb.runtime.compat.enums import *
+from accelerate_nb.runtime.compat.enums import Kind as BaseEnum, KnowsItsValues as EnumWithContains
+from accelerate_nb.runtime.compat.kwargs_handlers import *
 from accelerate_nb.runtime.compat.unsupported import (
     add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
     parse_bert_config as parse_bert_config,
@@ -49,13 +29,7 @@ from accelerate_nb.runtime.compat.unsupported import (
 )
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
 from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation
-from accelerate_nb.runtime.parallelism_config import (
-    DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig,
-    TorchContextParallelConfig as TorchContextParallelConfig,
-    TorchPipelineParallelConfig as TorchPipelineParallelConfig,
-    TorchTensorParallelConfig as TorchTensorParallelConfig,
-    TorchTensorParallelPlugin as TorchTensorParallelPlugin,
-)
+from accelerate_nb.runtime.parallelism_config import *
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs as AORecipeKwargs
 from accelerate_nb.runtime.precision.fp8_recipes import (
     FP8RecipeKwargs as FP8RecipeKwargs,

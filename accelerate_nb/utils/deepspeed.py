@@ -4,11 +4,4 @@ from accelerate_nb.runtime.strategies.deepspeed.plugin import (
     HfDeepSpeedConfig as HfDeepSpeedConfig,
     get_active_deepspeed_plugin as get_active_deepspeed_plugin,
 )
-from accelerate_nb.runtime.strategies.deepspeed.preparation import (
-    DeepSpeedEngineWrapper as DeepSpeedEngineWrapper,
-    DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper,
-    DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper,
-    DummyOptim as DummyOptim,
-    DummyScheduler as DummyScheduler,
-    map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed,
-)
+from accelerate_nb.runtime.strategies.deepspeed.preparation import *

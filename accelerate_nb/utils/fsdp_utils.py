@@ -14,16 +14,7 @@ from accelerate_nb.runtime.checkpoints.fsdp_states import (
 from accelerate_nb.runtime.checkpoints.shards import merge_fsdp_weights as merge_fsdp_weights
 from accelerate_nb.runtime.compat.constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
 from accelerate_nb.runtime.compat.unsupported import ensure_weights_retied as ensure_weights_retied
-from accelerate_nb.runtime.strategies.fsdp.hf_functions import (
-    fsdp2_apply_ac as fsdp2_apply_ac,
-    fsdp2_canonicalize_names as fsdp2_canonicalize_names,
-    fsdp2_load_full_state_dict as fsdp2_load_full_state_dict,
-    fsdp2_prepare_auto_wrap_policy as fsdp2_prepare_auto_wrap_policy,
-    fsdp2_prepare_model as fsdp2_prepare_model,
-    fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
-    get_fsdp2_grad_scaler as get_fsdp2_grad_scaler,
-    get_parameters_from_modules as get_parameters_from_modules,
-)
+from accelerate_nb.runtime.strategies.fsdp.hf_functions import *
 from accelerate_nb.runtime.strategies.fsdp.plugin import (
     disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
     enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading,

@@ -7,22 +7,5 @@ from accelerate_nb.runtime.strategies.megatron.conversion import (
     model_provider_func as model_provider_func,
     prepare_model_optimizer_scheduler as prepare_model_optimizer_scheduler,
 )
-from accelerate_nb.runtime.strategies.megatron.engine import (
-    AbstractTrainStep as AbstractTrainStep,
-    GPTTrainStep as GPTTrainStep,
-    MegatronEngine as MegatronEngine,
-    avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
-    gather_across_data_parallel_groups as gather_across_data_parallel_groups,
-)
-from accelerate_nb.runtime.strategies.megatron.training import (
-    MegatronLMDummyDataLoader as MegatronLMDummyDataLoader,
-    MegatronLMDummyScheduler as MegatronLMDummyScheduler,
-    MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper,
-    MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper,
-    finish_mpu_init as finish_mpu_init,
-    get_args as get_args,
-    initialize as initialize,
-    prepare_data_loader as prepare_data_loader,
-    prepare_optimizer as prepare_optimizer,
-    prepare_scheduler as prepare_scheduler,
-)
+from accelerate_nb.runtime.strategies.megatron.engine import *
+from accelerate_nb.runtime.strategies.megatron.training import *

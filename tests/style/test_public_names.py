@@ -15,10 +15,11 @@ RE_EXPORTING = [module for module in modules() if re_exports(module)]
 
 
 def offered(module: Module) -> set[str]:
-    """The names that a file imports `as` something, and with `*` all that another such file offers."""
+    """The names that a file imports `as` something, and with `*` what another such file offers, or a module's `__all__`."""
     found = {alias.asname for node in imports_of(module) for alias in node.names if alias.asname}
-    whole = {node.module for node in imports_of(module) if is_whole(node)}
-    return found.union(*(offered(other) for other in RE_EXPORTING if other.name in whole))
+    whole = {node.module or "" for node in imports_of(module) if is_whole(node)}
+    others = [offered(other) for other in RE_EXPORTING if other.name in whole]
+    return found.union(*others, *(getattr(import_module(name), "__all__", ()) for name in whole))
 
 
 def imports_of(module: Module) -> list[ast.ImportFrom]:
@@ -57,11 +58,13 @@ def hidden_names(module: Module) -> list[str]:
     """
     What a re-exporting file imports for itself alone; `from x import a as a` says that `a` is meant for others.
 
-    `from x import *` says so of all that another re-exporting file offers, and of nothing else: that file has no other names.
+    `from x import *` says so of all that another re-exporting file offers, or that a module lists in `__all__`.
     """
-    re_exporting = {other.name for other in RE_EXPORTING}
+    listing = {
+        other.name for other in modules() if re_exports(other) or "\n__all__ = [" in other.path.read_text("utf-8")
+    }
     imports = [node for node in imports_of(module) if node.module != "__future__"]
-    imports = [node for node in imports if not (is_whole(node) and node.module in re_exporting)]
+    imports = [node for node in imports if not (is_whole(node) and node.module in listing)]
     return [f"{module.name}.{alias.name}" for node in imports for alias in node.names if alias.asname is None]
 
 

@@ -3,6 +3,13 @@
 import re
 from pathlib import Path
 
+# What `accelerate.utils.constants` offers.
+__all__ = [
+    "MODEL_NAME", "OPTIMIZER_NAME", "RNG_STATE_NAME", "SAFE_MODEL_NAME", "SAFE_WEIGHTS_INDEX_NAME",
+    "SAFE_WEIGHTS_NAME", "SAFE_WEIGHTS_PATTERN_NAME", "SAMPLER_NAME", "SCALER_NAME", "SCHEDULER_NAME",
+    "WEIGHTS_INDEX_NAME", "WEIGHTS_NAME", "WEIGHTS_PATTERN_NAME",
+]  # fmt: skip
+
 MODEL_NAME = "pytorch_model"
 SAFE_MODEL_NAME = "model"
 WEIGHTS_NAME = f"{MODEL_NAME}.bin"

@@ -5,6 +5,12 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+# What `accelerate.utils.dataclasses` offers.
+__all__ = [
+    "ComputeEnvironment", "CustomDtype", "DDPCommunicationHookType", "DistributedType", "DynamoBackend",
+    "FP8BackendType", "LoggerType", "PrecisionType", "RNGType",
+]  # fmt: skip
+
 
 class KnowsItsValues(enum.EnumMeta):
     """Makes `"fp16" in PrecisionType` work on every supported Python."""

@@ -23,6 +23,14 @@ from accelerate_nb.config.value_types import YES, Boolean, InvalidValue
 from accelerate_nb.devices.nvml import may_send_directly
 from accelerate_nb.errors import ConfigurationError
 
+# What `accelerate.utils.environment` offers.
+__all__ = [
+    "CPUInformation", "are_libraries_initialized", "check_cuda_fp8_capability", "check_cuda_p2p_ib_support",
+    "clear_environment", "convert_dict_to_env_variables", "get_cpu_distributed_information", "get_driver_version",
+    "get_gpu_info", "get_int_from_env", "override_numa_affinity", "parse_choice_from_env", "parse_flag_from_env",
+    "patch_environment", "purge_accelerate_environment", "set_numa_affinity", "str_to_bool",
+]  # fmt: skip
+
 T = TypeVar("T")
 
 _PREFIX = "ACCELERATE_"

@@ -9,6 +9,12 @@ from typing import Any
 
 from packaging.version import Version
 
+# What `accelerate.utils.other` offers.
+__all__ = [
+    "check_os_kernel", "convert_bytes", "get_free_port", "get_pretty_name", "is_port_in_use", "merge_dicts",
+    "recursive_getattr",
+]  # fmt: skip
+
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 

@@ -12,6 +12,12 @@ from typing import Any
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DDPCommunicationHookType, named
 
+# What `accelerate.utils.dataclasses` offers.
+__all__ = [
+    "AutocastKwargs", "DataLoaderConfiguration", "DistributedDataParallelKwargs", "GradScalerKwargs",
+    "GradientAccumulationPlugin", "InitProcessGroupKwargs", "KwargsHandler", "ProjectConfiguration",
+]  # fmt: skip
+
 
 @dataclass
 class KwargsHandler:

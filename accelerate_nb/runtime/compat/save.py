@@ -17,6 +17,9 @@ from accelerate_nb.runtime.checkpoints.writer import without_aliases, write_file
 from accelerate_nb.runtime.operations.nested import send_to_device
 from accelerate_nb.runtime.world.state import PartialState
 
+# What `accelerate.utils.other` offers.
+__all__ = ["TORCH_SAFE_GLOBALS", "clean_state_dict_for_safetensors", "load", "save", "wait_for_everyone"]
+
 # What numpy's arrays and the states of random generators are made of when they are unpickled: numbers, no code.
 TORCH_SAFE_GLOBALS: list[Any] = [
     *(np.empty(0).__reduce__()[0], np.ndarray, codecs.encode, np.dtype, np.dtypes.UInt32DType)

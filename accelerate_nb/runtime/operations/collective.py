@@ -21,6 +21,13 @@ from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.collectives import mover_through
 from accelerate_nb.user_warnings import warn_user
 
+# What `accelerate.utils.operations` offers.
+__all__ = [
+    "TENSOR_INT_TO_DTYPE", "TENSOR_TYPE_TO_INT", "CannotPadNestedTensorWarning", "GatheredParameters", "broadcast",
+    "broadcast_object_list", "chained_operation", "copy_tensor_to_devices", "gather", "gather_object",
+    "gather_tensor_shape", "pad_across_processes", "pad_input_tensors", "reduce", "verify_operation",
+]  # fmt: skip
+
 Reduction = Literal["sum", "mean", "max", "min", "none"]
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,6 +14,14 @@ from torch import Tensor
 
 from accelerate_nb.errors import DataError
 
+# What `accelerate.utils.operations` offers.
+__all__ = [
+    "ConvertOutputsToFp32", "TensorInformation", "concatenate", "convert_outputs_to_fp32", "convert_to_fp32",
+    "find_batch_size", "find_device", "get_data_structure", "get_shape", "honor_type", "ignorant_find_batch_size",
+    "initialize_tensors", "is_namedtuple", "is_tensor_information", "is_torch_tensor", "is_torch_xpu_tensor",
+    "listify", "recursively_apply", "send_to_device", "slice_tensors",
+]  # fmt: skip
+
 T = TypeVar("T")
 
 _SHORT = (torch.float16, torch.bfloat16)

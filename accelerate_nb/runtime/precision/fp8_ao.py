@@ -16,6 +16,12 @@ from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, KwargsH
 from accelerate_nb.runtime.compat.packages import torchao_required
 from accelerate_nb.runtime.precision.base import BF16, Precision
 
+# What `accelerate.utils.ao` offers.
+__all__ = [
+    "convert_model_to_fp8_ao", "filter_first_and_last_linear_layers", "filter_linear_layers",
+    "find_first_last_linear_layers", "has_ao_layers",
+]  # fmt: skip
+
 
 @dataclass
 class AORecipeKwargs(KwargsHandler):

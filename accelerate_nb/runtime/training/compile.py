@@ -13,6 +13,9 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DynamoBackend, named
 from accelerate_nb.runtime.compat.kwargs_handlers import KwargsHandler
 
+# What `accelerate.utils.other` offers.
+__all__ = ["compile_regions", "has_compiled_regions", "has_repeated_blocks", "is_compiled_module", "is_repeated_blocks"]
+
 # The settings that fill the fields of a plugin, and what these are without.
 _VARIABLES: dict[str, tuple[str, Any]] = {
     "backend": ("dynamo_backend", "no"),

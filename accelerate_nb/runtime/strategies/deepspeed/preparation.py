@@ -29,6 +29,12 @@ from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
 
+# What `accelerate.utils.deepspeed` offers.
+__all__ = [
+    "DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper", "DummyOptim", "DummyScheduler",
+    "map_pytorch_optim_to_deepspeed",
+]  # fmt: skip
+
 
 class DummyOptim(Placeholder):
     """

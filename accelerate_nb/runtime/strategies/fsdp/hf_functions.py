@@ -8,6 +8,12 @@ from torch.optim import Optimizer
 
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 
+# What `accelerate.utils.fsdp_utils` offers.
+__all__ = [
+    "fsdp2_apply_ac", "fsdp2_canonicalize_names", "fsdp2_load_full_state_dict", "fsdp2_prepare_auto_wrap_policy",
+    "fsdp2_prepare_model", "fsdp2_switch_optimizer_parameters", "get_fsdp2_grad_scaler", "get_parameters_from_modules",
+]  # fmt: skip
+
 
 def fsdp2_prepare_model(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
     """The model, sharded in place as `accelerator.prepare` does."""

@@ -24,6 +24,12 @@ from accelerate_nb.runtime.strategies.pipeline.staged_model import batch_size, m
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
 from accelerate_nb.runtime.world.mesh import DATA_AXES
 
+# What `accelerate.utils.megatron_lm` offers.
+__all__ = [
+    "AbstractTrainStep", "GPTTrainStep", "MegatronEngine", "avg_losses_across_data_parallel_group",
+    "gather_across_data_parallel_groups",
+]  # fmt: skip
+
 
 def innermost(chunk: Module) -> Module:
     """A part of a model inside of what is put around it, whether Megatron or a person does."""

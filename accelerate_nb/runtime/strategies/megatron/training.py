@@ -20,6 +20,13 @@ from accelerate_nb.runtime.strategies.base import Placeholder
 from accelerate_nb.runtime.training.optimizer import EngineOptimizer, EngineSchedule
 from accelerate_nb.runtime.world.registry import at_world_exit
 
+# What `accelerate.utils.megatron_lm` offers.
+__all__ = [
+    "MegatronLMDummyDataLoader", "MegatronLMDummyScheduler", "MegatronLMOptimizerWrapper",
+    "MegatronLMSchedulerWrapper", "finish_mpu_init", "get_args", "initialize", "prepare_data_loader",
+    "prepare_optimizer", "prepare_scheduler",
+]  # fmt: skip
+
 # What steps, models and schedules read where neither the plugin nor the model says it.
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("iteration", "consumed_train_samples", "consumed_valid_samples", "consumed_test_samples"), 0),
