@@ -19,11 +19,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "runtime.strategies.base": ("Strategy",),
     "runtime.strategies.ddp": ("DDP",),
     "runtime.data.prepared_loader": ("skip_first_batches",),
-    "runtime.compat.kwargs_handlers": (
-        "AutocastKwargs", "DataLoaderConfiguration", "DistributedDataParallelKwargs", "GradScalerKwargs",
-        "InitProcessGroupKwargs",
+    "runtime.compat.dataclasses": (
+        "AutocastKwargs", "DDPCommunicationHookType", "DataLoaderConfiguration", "DistributedDataParallelKwargs",
+        "DistributedType", "GradScalerKwargs", "InitProcessGroupKwargs",
     ),
-    "runtime.compat.enums": ("DDPCommunicationHookType", "DistributedType"),
     "runtime.observability.profiling": ("ProfileKwargs",),
     "runtime.strategies.deepspeed.plugin": ("DeepSpeedPlugin",),
     "runtime.strategies.fsdp.plugin": ("FullyShardedDataParallelPlugin",),
@@ -109,14 +108,12 @@ if TYPE_CHECKING:
     from accelerate_nb.notebook.picker.form import config_picker as config_picker
     from accelerate_nb.notebook.runs import attach as attach, runs as runs
     from accelerate_nb.runtime.accelerator.accelerator import Accelerator as Accelerator
-    from accelerate_nb.runtime.compat.enums import (
-        DDPCommunicationHookType as DDPCommunicationHookType,
-        DistributedType as DistributedType,
-    )
-    from accelerate_nb.runtime.compat.kwargs_handlers import (
+    from accelerate_nb.runtime.compat.dataclasses import (
         AutocastKwargs as AutocastKwargs,
         DataLoaderConfiguration as DataLoaderConfiguration,
+        DDPCommunicationHookType as DDPCommunicationHookType,
         DistributedDataParallelKwargs as DistributedDataParallelKwargs,
+        DistributedType as DistributedType,
         GradScalerKwargs as GradScalerKwargs,
         InitProcessGroupKwargs as InitProcessGroupKwargs,
     )

@@ -7,7 +7,7 @@ import torch
 from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.enums import CustomDtype
+from accelerate_nb.runtime.compat.dataclasses import CustomDtype
 from accelerate_nb.user_warnings import warn_user
 
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -19,7 +19,7 @@ from accelerate_nb.big_models.empty import init_empty_weights
 from accelerate_nb.big_models.load_checkpoint import checkpoint_files, described, load_pickled, open_weights
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.checkpoints.shards import LIST, MODEL_FOLDER, list_shards, weights_among
-from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.world import Mesh
 
 Optimizer: TypeAlias = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adam8bit"]
 # float32 weights; those computed with in 16 bits; 16 bits throughout

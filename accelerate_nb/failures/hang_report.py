@@ -22,7 +22,7 @@ _COLLECTIVE_FILES = (
     "torch/distributed/elastic/utils/store.py",
     "torch/distributed/rendezvous.py",
     "torch/distributed/algorithms/join.py",
-    str(_PACKAGE / "runtime/operations/call_check.py"),
+    str(_PACKAGE / "runtime/operations/transfer.py"),
     str(_PACKAGE / "runtime/operations/transfer.py"),
 )
 # Files of torch in which a process waits for what its recorder shows.

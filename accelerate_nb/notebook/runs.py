@@ -16,8 +16,7 @@ from accelerate_nb.notebook.display.message_feed import MOST_POINTS, series_rows
 from accelerate_nb.notebook.display.run_display import frontend_state
 from accelerate_nb.notebook.display.select import display_settings, display_way
 from accelerate_nb.notebook.host import host
-from accelerate_nb.reports.comparison import MOST_RUNS, Comparison, compare, comparison_html, comparison_lines
-from accelerate_nb.reports.run_table import RunTable
+from accelerate_nb.reports.run_table import MOST_RUNS, Comparison, RunTable, compare, comparison_html, comparison_lines
 
 
 class ListedRuns(RunTable):

@@ -13,8 +13,8 @@ from accelerate_nb.events.event_types import LogLine, Meaning, StepProfile
 from accelerate_nb.events.run_state import RankState, RunState, logged_names
 from accelerate_nb.events.terminal_lines import SEQUENCE, legible, plain
 from accelerate_nb.reports import summary
-from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
 from accelerate_nb.reports.metric_curves import MOST_VALUES, coarsened, curves_of, names_of, picture
+from accelerate_nb.reports.summary import FailureCause, cause_of, cause_of_hang, restart_line
 from accelerate_nb.reports.text_format import (
     aligned,
     bytes_text,

@@ -9,8 +9,8 @@ from accelerate_nb.events.run_state import RankSummary, RunInfo, RunState, logge
 from accelerate_nb.events.terminal_lines import draws_a_bar, plain
 from accelerate_nb.failures.worker_error import failure_line
 from accelerate_nb.reports import summary as summaries
-from accelerate_nb.reports.failure_summary import restart_line
 from accelerate_nb.reports.metric_curves import curves_of, names_of
+from accelerate_nb.reports.summary import restart_line
 from accelerate_nb.reports.text_format import aligned, narrowed, ranks_text, time_text
 
 _MOST_RANKS = 8

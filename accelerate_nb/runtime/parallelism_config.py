@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from accelerate_nb.config.options.parallelism import DEGREES
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.world.mesh import AXES, Mesh
+from accelerate_nb.runtime.world.world import AXES, Mesh
 from accelerate_nb.user_warnings import warn_user
 
 # What `accelerate.utils.dataclasses` offers.

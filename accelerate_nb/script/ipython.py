@@ -18,7 +18,7 @@ from traitlets.config import Config
 
 from accelerate_nb.export.python_source import CODE_MAGICS
 from accelerate_nb.script.cells import wait
-from accelerate_nb.script.processes import system
+from accelerate_nb.script.ranks import system
 
 
 class ScriptCompiler(CachingCompiler):

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.script.cells import display, shown, wait
 from accelerate_nb.script.options import parameters
-from accelerate_nb.script.processes import alike, once_on_machine, system
-from accelerate_nb.script.ranks import begin, current_ranks
+from accelerate_nb.script.ranks import alike, begin, current_ranks, once_on_machine, system
 from accelerate_nb.sources.cells import CellSources, cell_line, name_in_warnings
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 

@@ -1,3 +1,3 @@
 """The import path `accelerate.utils.ao`."""
 
-from accelerate_nb.runtime.precision.fp8_ao import *
+from accelerate_nb.runtime.precision.fp8 import *

@@ -18,9 +18,8 @@ from accelerate_nb.runtime.compat.constants import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accelerate_nb.runtime.compat.enums import *
-from accelerate_nb.runtime.compat.enums import Kind as BaseEnum, KnowsItsValues as EnumWithContains
-from accelerate_nb.runtime.compat.kwargs_handlers import *
+from accelerate_nb.runtime.compat.dataclasses import *
+from accelerate_nb.runtime.compat.dataclasses import Kind as BaseEnum, KnowsItsValues as EnumWithContains
 from accelerate_nb.runtime.compat.unsupported import (
     add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
     parse_bert_config as parse_bert_config,
@@ -30,8 +29,8 @@ from accelerate_nb.runtime.compat.unsupported import (
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
 from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation
 from accelerate_nb.runtime.parallelism_config import *
-from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs as AORecipeKwargs
-from accelerate_nb.runtime.precision.fp8_recipes import (
+from accelerate_nb.runtime.precision.fp8 import (
+    AORecipeKwargs as AORecipeKwargs,
     FP8RecipeKwargs as FP8RecipeKwargs,
     MSAMPRecipeKwargs as MSAMPRecipeKwargs,
     TERecipeKwargs as TERecipeKwargs,

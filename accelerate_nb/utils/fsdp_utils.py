@@ -14,8 +14,8 @@ from accelerate_nb.runtime.checkpoints.fsdp_states import (
 from accelerate_nb.runtime.checkpoints.shards import merge_fsdp_weights as merge_fsdp_weights
 from accelerate_nb.runtime.compat.constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
 from accelerate_nb.runtime.compat.unsupported import ensure_weights_retied as ensure_weights_retied
-from accelerate_nb.runtime.strategies.fsdp.hf_functions import *
 from accelerate_nb.runtime.strategies.fsdp.plugin import (
     disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
     enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading,
 )
+from accelerate_nb.runtime.strategies.fsdp.strategy import *

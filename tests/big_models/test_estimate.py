@@ -17,7 +17,7 @@ from accelerate_nb.big_models import estimate
 from accelerate_nb.big_models.estimate import DTYPES, bytes_of, largest_layer, of_module, on_mesh, outline
 from accelerate_nb.errors import CheckpointError, MissingExtraError
 from accelerate_nb.runtime.operations.sharded_tensors import local
-from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.world import Mesh
 from tests.big_models.models import Deep, Small, Tied
 from tests.ranks import run_on_ranks
 from tests.runtime.checkpoints.test_damage import Evil

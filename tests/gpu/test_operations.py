@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import OperationError
 from accelerate_nb.runtime.operations import sharded_tensors
-from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
+from accelerate_nb.runtime.operations.transfer import CollectiveCall, agree
 from accelerate_nb.utils import InitProcessGroupKwargs, broadcast, gather_object
 from tests.gpu.devices import compute_for, finish
 from tests.ranks import run_on_ranks

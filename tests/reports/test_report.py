@@ -31,9 +31,9 @@ from accelerate_nb.events.event_types import (
     StepProfile,
 )
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.reports.comparison import mean_metrics
 from accelerate_nb.reports.metric_curves import curves_of, metric_facts, not_finite_text, series_of
 from accelerate_nb.reports.report import run_report
+from accelerate_nb.reports.run_table import mean_metrics
 from accelerate_nb.reports.summary import batch_factor, memory_parts
 from tests.reports import stories
 

@@ -13,7 +13,7 @@ import accelerate_nb.utils as ours
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import NotYetError
 from accelerate_nb.inference import build_pipeline, pippy_forward
-from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.world import Mesh
 from accelerate_nb.utils import dataclasses
 from accelerate_nb.utils.deepspeed import get_active_deepspeed_plugin
 from tests.peers import Peer, under_both

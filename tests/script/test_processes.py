@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.script.processes import alike, can_begin_again, launch_digest
+from accelerate_nb.script.ranks import alike, can_begin_again, launch_digest
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 
@@ -48,7 +48,7 @@ def test_only_a_python_that_runs_the_file_itself_can_begin_again() -> None:
 
 PROGRAM = """
 import os, sys, importlib.util
-from accelerate_nb.script.processes import alike
+from accelerate_nb.script.ranks import alike
 print("begun")
 alike(__file__)
 assert not {"numpy", "torch"} & set(sys.modules)

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
 from accelerate_nb.runtime.operations import collective
-from accelerate_nb.runtime.operations.call_check import CollectiveCall
 from accelerate_nb.runtime.operations.nested import leaves_of
+from accelerate_nb.runtime.operations.transfer import CollectiveCall
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
 from accelerate_nb.runtime.xla.device import compilations, wait
 from tests.ranks import run_on_ranks

@@ -22,7 +22,7 @@ from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.reports.text_format import aligned, bytes_text
 
 if TYPE_CHECKING:
-    from accelerate_nb.runtime.world.mesh import Mesh
+    from accelerate_nb.runtime.world.world import Mesh
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 _PRECISIONS = ("float32", "mixed", "bfloat16")
@@ -95,7 +95,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every figure, in bytes, under stable keys."""
     from accelerate_nb.big_models import estimate
     from accelerate_nb.devices.probe import probe
-    from accelerate_nb.runtime.world.mesh import Mesh
+    from accelerate_nb.runtime.world.world import Mesh
 
     requested = given_settings(arguments, _RANKS).get("num_processes")
     mesh = None if arguments.mesh is None else _mesh(arguments.mesh, requested)
@@ -147,7 +147,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _mesh(text: str, ranks: int | None) -> Mesh:
     """The mesh of degrees by their axes: `dp_shard=4,tp=2`."""
-    from accelerate_nb.runtime.world.mesh import Mesh
+    from accelerate_nb.runtime.world.world import Mesh
 
     try:
         degrees = parallelism.DEGREES.parse(re.sub(r"(_size)?\s*=", "_size=", text))

@@ -24,7 +24,7 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.reports.text_format import counted
 
 if TYPE_CHECKING:
-    from accelerate_nb.cli.launching.notebook_program import NotebookProgram
+    from accelerate_nb.cli.launching.find_program import NotebookProgram
     from accelerate_nb.launching.conductor import Conductor
     from accelerate_nb.worker.program import Program
 
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_notebook(target: str, rest: list[str], arguments: argparse.Namespace) -> int:
     import tempfile
 
-    from accelerate_nb.cli.launching import notebook_program
+    from accelerate_nb.cli.launching import find_program
     from accelerate_nb.config.environment import runs_folder
     from accelerate_nb.events.run_folder import new_folder
 
@@ -139,7 +139,7 @@ def _run_notebook(target: str, rest: list[str], arguments: argparse.Namespace) -
     at = rest.index("--") if "--" in rest else len(rest)
     flags, parameters = rest[:at], rest[at + 1 :]
     if not {"-h", "--help"}.isdisjoint(flags):
-        print(f"{arguments.parser.format_help()}\n{notebook_program.notebook_program(target).help()}")
+        print(f"{arguments.parser.format_help()}\n{find_program.notebook_program(target).help()}")
         return 0
     arguments.what = []
     try:
@@ -160,7 +160,7 @@ def _run_notebook(target: str, rest: list[str], arguments: argparse.Namespace) -
     what = [target, *(["--", *parameters] if parameters else [])]
     if request.is_for_a_pod:
         return _print_for_a_pod(what, request)
-    notebook = notebook_program.notebook_program(target)
+    notebook = find_program.notebook_program(target)
     notebook.check(parameters)
     if (job := slurm_job.requested_job(arguments)) is not None:
         return slurm_job.launch_job(job, request, what, is_dry=arguments.dry_run)

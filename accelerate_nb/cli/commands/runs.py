@@ -292,7 +292,7 @@ def _show_report(arguments: argparse.Namespace) -> int:
 def _show_comparison(arguments: argparse.Namespace) -> int:
     """Print the comparison of the requested runs, or write it as a page; gives the exit code."""
     from accelerate_nb.events.run_reader import find_runs
-    from accelerate_nb.reports.comparison import MOST_RUNS, compare, comparison_html, comparison_lines
+    from accelerate_nb.reports.run_table import MOST_RUNS, compare, comparison_html, comparison_lines
 
     comparison = compare(find_runs(arguments.runs, _runs_folder(arguments.folder), MOST_RUNS))
     if arguments.html is not None:

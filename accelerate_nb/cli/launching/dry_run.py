@@ -24,7 +24,7 @@ from accelerate_nb.reports.text_format import aligned, counted
 from accelerate_nb.worker.program import Executable, Program, PythonModule
 
 if TYPE_CHECKING:
-    from accelerate_nb.cli.launching.notebook_program import NotebookProgram
+    from accelerate_nb.cli.launching.find_program import NotebookProgram
 
 
 # A heading, and rows of equally many cells below it.

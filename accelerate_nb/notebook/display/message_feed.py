@@ -11,8 +11,16 @@ from accelerate_nb.events.event_types import WIDGET_VIEW, Display, Failure, Hang
 from accelerate_nb.events.run_state import RankSummary, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar
 from accelerate_nb.failures.worker_error import hang_headline, other_failures
-from accelerate_nb.reports.failure_summary import MOST_OTHERS, restart_line
-from accelerate_nb.reports.summary import PHASES, RunFacts, coordinates_text, memory_parts, memory_text, step_causes
+from accelerate_nb.reports.summary import (
+    MOST_OTHERS,
+    PHASES,
+    RunFacts,
+    coordinates_text,
+    memory_parts,
+    memory_text,
+    restart_line,
+    step_causes,
+)
 from accelerate_nb.reports.text_format import first_within
 
 Message: TypeAlias = dict[str, Any]

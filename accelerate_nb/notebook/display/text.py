@@ -13,10 +13,9 @@ from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RankSummary, RunState
 from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, OutputWriter, TextSink
-from accelerate_nb.reports.failure_summary import cause_of
 from accelerate_nb.reports.report import cause_lines, run_report
 from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, status_lines, summary, undrawn
-from accelerate_nb.reports.summary import SIGNS, RunFacts
+from accelerate_nb.reports.summary import SIGNS, RunFacts, cause_of
 
 if TYPE_CHECKING:
     from rich.text import Text

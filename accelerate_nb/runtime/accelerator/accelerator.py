@@ -24,18 +24,20 @@ from accelerate_nb.runtime.accelerator.checkpointing import CheckpointMethods
 from accelerate_nb.runtime.accelerator.prepare import PrepareMethods
 from accelerate_nb.runtime.accelerator.tracking import TrackingMethods
 from accelerate_nb.runtime.checkpoints.saver import Saver
-from accelerate_nb.runtime.compat.enums import DynamoBackend, PrecisionType, RNGType
-from accelerate_nb.runtime.compat.env_vars import LauncherSettings
-from accelerate_nb.runtime.compat.kwargs_handlers import (
+from accelerate_nb.runtime.compat.dataclasses import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
+    DynamoBackend,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    PrecisionType,
     ProjectConfiguration,
+    RNGType,
 )
+from accelerate_nb.runtime.compat.env_vars import LauncherSettings
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
@@ -55,8 +57,8 @@ from accelerate_nb.runtime.training.memory import release_memory
 from accelerate_nb.runtime.training.metrics import check_gather, gather_for_metrics
 from accelerate_nb.runtime.training.prepared import PreparedObjects
 from accelerate_nb.runtime.world import registry
-from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
 from accelerate_nb.runtime.world.state import AcceleratorState, join
+from accelerate_nb.runtime.world.world import DATA_AXES, Axis
 
 T = TypeVar("T")
 H = TypeVar("H", bound=KwargsHandler)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.accelerator.step import StepMethods
-from accelerate_nb.runtime.compat.enums import RNGType
+from accelerate_nb.runtime.compat.dataclasses import RNGType
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
 from accelerate_nb.runtime.data.prepared_loader import cut_for_group, skip_first_batches
 from accelerate_nb.runtime.observability.phase_timer import unwatch

@@ -12,9 +12,13 @@ from torch.nn import Module
 
 from accelerate_nb.errors import NotConfiguredError, StateError
 from accelerate_nb.rank.step_hold import current_step_hold
-from accelerate_nb.runtime.compat.enums import DistributedType, FP8BackendType
+from accelerate_nb.runtime.compat.dataclasses import (
+    DataLoaderConfiguration,
+    DistributedType,
+    FP8BackendType,
+    ProjectConfiguration,
+)
 from accelerate_nb.runtime.compat.env_vars import LauncherSettings
-from accelerate_nb.runtime.compat.kwargs_handlers import DataLoaderConfiguration, ProjectConfiguration
 from accelerate_nb.runtime.data.prepared_loader import cut_for_group
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.precision.base import Precision

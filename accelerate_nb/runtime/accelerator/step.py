@@ -11,7 +11,7 @@ from torch import Tensor
 from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
-from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
+from accelerate_nb.runtime.compat.dataclasses import AutocastKwargs
 from accelerate_nb.runtime.training.accumulation import AccumulationWindows, single_models
 from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.user_warnings import warn_user

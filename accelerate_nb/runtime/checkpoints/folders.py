@@ -18,7 +18,7 @@ from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.rank.attempt_notes import leave_note, notes
 from accelerate_nb.runtime.checkpoints import file_names, manifest
 from accelerate_nb.runtime.checkpoints.writer import remove, sync
-from accelerate_nb.runtime.compat.kwargs_handlers import ProjectConfiguration
+from accelerate_nb.runtime.compat.dataclasses import ProjectConfiguration
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user

@@ -7,7 +7,7 @@ from typing import Literal
 
 from accelerate_nb.config.hf_files import write_basic
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.dataclasses import DistributedType
 
 _log = logging.getLogger("accelerate_nb.commands.config.default")
 

@@ -13,7 +13,7 @@ from packaging.version import Version, parse
 from accelerate_nb.config.options import megatron
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.compat.constants import STR_OPERATION_TO_FUNC
-from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.dataclasses import DistributedType
 from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env, patch_environment
 from accelerate_nb.runtime.xla import device as xla
 

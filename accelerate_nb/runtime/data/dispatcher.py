@@ -17,8 +17,8 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from accelerate_nb.errors import DataError, OperationError
 from accelerate_nb.runtime.data import sharding
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
-from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall, as_bytes
 from accelerate_nb.runtime.operations.nested import is_namedtuple, leaves_of, mapped, placed, with_leaves
+from accelerate_nb.runtime.operations.transfer import CallCheck, CollectiveCall, as_bytes
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.enums import RNGType, named
+from accelerate_nb.runtime.compat.dataclasses import RNGType, named
 from accelerate_nb.runtime.data import sharding
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, loader_arguments
 from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.runtime.compat.enums import named
+from accelerate_nb.runtime.compat.dataclasses import named
 from accelerate_nb.runtime.data import sharding
 from accelerate_nb.runtime.data.dispatcher import is_at_hand, is_column
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader, length_of

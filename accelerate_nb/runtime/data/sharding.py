@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.operations import collective
-from accelerate_nb.runtime.operations.call_check import CollectiveCall, exchange_rows
+from accelerate_nb.runtime.operations.transfer import CollectiveCall, exchange_rows
 from accelerate_nb.runtime.world.registry import current_world
 
 

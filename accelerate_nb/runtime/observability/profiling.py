@@ -9,7 +9,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.kwargs_handlers import KwargsHandler
+from accelerate_nb.runtime.compat.dataclasses import KwargsHandler
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.device import traced as device_trace
 

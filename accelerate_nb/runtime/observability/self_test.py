@@ -12,7 +12,7 @@ from accelerate_nb.errors import StateError
 from accelerate_nb.events.event_types import CheckResult, CheckState
 from accelerate_nb.rank.event_sink import outlet
 from accelerate_nb.runtime.accelerator.accelerator import Accelerator
-from accelerate_nb.runtime.compat.kwargs_handlers import GradScalerKwargs
+from accelerate_nb.runtime.compat.dataclasses import GradScalerKwargs
 
 T = TypeVar("T")
 

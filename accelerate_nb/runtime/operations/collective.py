@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, DataError, OperationError
-from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, as_bytes, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, tensors_of, with_leaves
-from accelerate_nb.runtime.operations.transfer import TensorMover
-from accelerate_nb.runtime.world.mesh import Axis
+from accelerate_nb.runtime.operations.transfer import CollectiveCall, TensorMover, agree, as_bytes, exchange_rows
 from accelerate_nb.runtime.world.registry import along, connected_world
 from accelerate_nb.runtime.world.state import AcceleratorState, PartialState
-from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.world.world import Axis, World
 from accelerate_nb.runtime.xla.collectives import mover_through
 from accelerate_nb.user_warnings import warn_user
 

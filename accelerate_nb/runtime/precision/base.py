@@ -16,8 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.enums import PrecisionType
-from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, GradScalerKwargs
+from accelerate_nb.runtime.compat.dataclasses import AutocastKwargs, GradScalerKwargs, PrecisionType
 from accelerate_nb.runtime.operations.nested import convert_to_fp32
 
 

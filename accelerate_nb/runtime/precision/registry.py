@@ -9,16 +9,20 @@ import torch
 
 from accelerate_nb.config.environment import FP8_BACKEND
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
-from accelerate_nb.runtime.compat.enums import DistributedType, FP8BackendType
-from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
+from accelerate_nb.runtime.compat.dataclasses import (
+    AutocastKwargs,
+    DistributedType,
+    FP8BackendType,
+    GradScalerKwargs,
+    KwargsHandler,
+)
 from accelerate_nb.runtime.compat.packages import (
     is_msamp_available,
     is_torchao_available,
     is_transformer_engine_available,
 )
 from accelerate_nb.runtime.precision.base import BF16, FP16, Precision
-from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
-from accelerate_nb.runtime.precision.fp8_recipes import MSAMPRecipeKwargs, TERecipeKwargs
+from accelerate_nb.runtime.precision.fp8 import AORecipeKwargs, MSAMPRecipeKwargs, TERecipeKwargs
 from accelerate_nb.runtime.world.state import AcceleratorState
 
 Recipe = AORecipeKwargs | TERecipeKwargs | MSAMPRecipeKwargs

@@ -21,7 +21,7 @@ from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.host_copy import complete, offloading_hooks
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, load_weights, read_states, with_aliases
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, file_of_weights, files_of
-from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.dataclasses import DistributedType
 from accelerate_nb.runtime.compat.packages import is_bitsandbytes_multi_backend_available
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
@@ -29,8 +29,7 @@ from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_pr
 from accelerate_nb.runtime.training import repoint
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
-from accelerate_nb.runtime.world.mesh import Mesh
-from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.world.world import Mesh, World
 from accelerate_nb.user_warnings import warn_user
 
 if TYPE_CHECKING:

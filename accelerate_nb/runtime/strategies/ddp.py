@@ -11,8 +11,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.compat.dataclasses import DistributedDataParallelKwargs
 from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
-from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.operations.collective import broadcast_object_list
 from accelerate_nb.runtime.strategies.base import Strategy, devices_of
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, is_compiled_module

@@ -6,16 +6,15 @@ from typing import Any
 from accelerate_nb.config.options.megatron import MegatronLMPlugin
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
-from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
+from accelerate_nb.runtime.compat.dataclasses import DistributedDataParallelKwargs
 from accelerate_nb.runtime.compat.packages import is_installed
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.ddp import DDP
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
-from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import use_mesh
-from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.world.world import Mesh, World
 
 # Strategies by the names that `Accelerator(strategy=...)` takes.
 NAMES = ("ddp", "fsdp", "tp", "pp", "deepspeed", "megatron")

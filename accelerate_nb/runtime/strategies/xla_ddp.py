@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.writer import in_groups
-from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
+from accelerate_nb.runtime.compat.dataclasses import DistributedDataParallelKwargs
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Strategy, has_places
@@ -20,7 +20,7 @@ from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla import device as xla
-from accelerate_nb.runtime.xla.gradient_averaging import AveragedModel
+from accelerate_nb.runtime.xla.collectives import AveragedModel
 from accelerate_nb.runtime.xla.loader import sent
 from accelerate_nb.user_warnings import warn_user
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
-from accelerate_nb.runtime.compat.enums import LoggerType
+from accelerate_nb.runtime.compat.dataclasses import LoggerType
 from accelerate_nb.runtime.trackers.aim import AimTracker
 from accelerate_nb.runtime.trackers.base import GeneralTracker
 from accelerate_nb.runtime.trackers.clearml import ClearMLTracker

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdRef
 from accelerate_nb.runtime.world.registry import SharedState
 
 if TYPE_CHECKING:
-    from accelerate_nb.runtime.compat.kwargs_handlers import GradientAccumulationPlugin
+    from accelerate_nb.runtime.compat.dataclasses import GradientAccumulationPlugin
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ from torch.nn import Module, ModuleList
 
 from accelerate_nb.config.run_config import setting_named
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.enums import DynamoBackend, named
-from accelerate_nb.runtime.compat.kwargs_handlers import KwargsHandler
+from accelerate_nb.runtime.compat.dataclasses import DynamoBackend, KwargsHandler, named
 
 # What `accelerate.utils.other` offers.
 __all__ = ["compile_regions", "has_compiled_regions", "has_repeated_blocks", "is_compiled_module", "is_repeated_blocks"]

@@ -11,7 +11,7 @@ import torch
 
 from accelerate_nb.errors import OperationError, StateError
 from accelerate_nb.rank.attempt_notes import leave_note, notes
-from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
+from accelerate_nb.runtime.operations.transfer import CollectiveCall, agree
 from accelerate_nb.runtime.world.registry import current_world, is_joined
 from accelerate_nb.runtime.xla.device import wait as wait_for_device
 

@@ -14,8 +14,8 @@ from accelerate_nb.runtime.data.sharding import LastStep
 from accelerate_nb.runtime.operations import collective
 from accelerate_nb.runtime.operations.nested import is_namedtuple, is_record, leaves_of, mapped, with_leaves
 from accelerate_nb.runtime.training.accumulation import GradientState
-from accelerate_nb.runtime.world.mesh import DATA_AXES
 from accelerate_nb.runtime.world.registry import along
+from accelerate_nb.runtime.world.world import DATA_AXES
 from accelerate_nb.user_warnings import warn_user
 
 

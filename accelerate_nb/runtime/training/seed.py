@@ -9,10 +9,10 @@ import torch
 
 from accelerate_nb.devices.xla import random_state, set_random_state
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.enums import RNGType, named
+from accelerate_nb.runtime.compat.dataclasses import RNGType, named
 from accelerate_nb.runtime.operations.collective import broadcast_object_list
-from accelerate_nb.runtime.world.mesh import Axis
 from accelerate_nb.runtime.world.registry import along, current_world
+from accelerate_nb.runtime.world.world import Axis
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:

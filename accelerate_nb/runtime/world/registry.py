@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.env_vars import is_yes, set_numa_affinity
-from accelerate_nb.runtime.world.mesh import Axis, Mesh
-from accelerate_nb.runtime.world.world import World, make_default_group, rank_numbers
+from accelerate_nb.runtime.world.world import Axis, Mesh, World, make_default_group, rank_numbers
 from accelerate_nb.runtime.xla.device import is_requested
 from accelerate_nb.runtime.xla.world import join_devices, store_of_devices
 from accelerate_nb.user_warnings import warn_user

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
-from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.dataclasses import DistributedType, InitProcessGroupKwargs
 from accelerate_nb.runtime.compat.env_vars import LauncherSettings, parse_flag_from_env
-from accelerate_nb.runtime.compat.kwargs_handlers import InitProcessGroupKwargs
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.registry import Rendezvous, SharedState, current_world

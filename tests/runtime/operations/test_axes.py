@@ -11,9 +11,9 @@ from accelerate_nb.runtime.operations.collective import broadcast, gather, gathe
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.metrics import gather_for_metrics
 from accelerate_nb.runtime.training.seed import synchronize_rng_state
-from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import along, use_mesh
 from accelerate_nb.runtime.world.state import PartialState
+from accelerate_nb.runtime.world.world import Mesh
 from tests.ranks import run_on_ranks
 
 

@@ -14,10 +14,9 @@ import torch.distributed as dist
 from accelerate_nb import Accelerator, ConfigurationError, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.runtime.world import registry
-from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import Rendezvous, choose_device, current_world, forget, is_joined
 from accelerate_nb.runtime.world.state import PartialState
-from accelerate_nb.runtime.world.world import rank_numbers
+from accelerate_nb.runtime.world.world import Mesh, rank_numbers
 from accelerate_nb.runtime.xla import device as xla
 from tests.ranks import run_on_ranks
 

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import SequenceParallel
-from accelerate_nb.runtime.world.mesh import Mesh
-from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.world.world import Mesh, World
 from accelerate_nb.utils import DeepSpeedPlugin, DeepSpeedSequenceParallelConfig, ParallelismConfig
 from tests.hf_suite.alias import install
 from tests.ranks import run_on_ranks

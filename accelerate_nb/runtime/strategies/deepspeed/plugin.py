@@ -16,7 +16,7 @@ from accelerate_nb.config.environment import fp8_backend
 from accelerate_nb.config.options import deepspeed
 from accelerate_nb.config.value_types import DEEPEST_NESTING, LONGEST_TEXT, brief, parse_json
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
-from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.dataclasses import DistributedType
 from accelerate_nb.runtime.compat.packages import is_rocm_available, is_transformers_available
 from accelerate_nb.runtime.training.unwrap import requested_class
 from accelerate_nb.runtime.world.state import AcceleratorState, is_initialized

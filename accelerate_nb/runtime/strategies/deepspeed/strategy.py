@@ -23,8 +23,7 @@ from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetErro
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read, shared_setting
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
-from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
-from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
+from accelerate_nb.runtime.compat.dataclasses import AutocastKwargs, DistributedType, DynamoBackend
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.operations.nested import convert_to_fp32, recursively_apply
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig

@@ -1,8 +1,8 @@
-"""The strategy that shards weights, gradients and optimizer states with torch's `fully_shard` (FSDP2)."""
+"""The strategy that shards a training's states with torch's `fully_shard` (FSDP2), and Accelerate's functions for it."""
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
@@ -16,10 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.dataclasses import DistributedType
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import BF16
 from accelerate_nb.runtime.strategies.base import PrepareRequest
@@ -27,9 +28,14 @@ from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParalle
 from accelerate_nb.runtime.strategies.sharded import InitialWeights, ShardedStrategy, shared_weights
 from accelerate_nb.runtime.strategies.tensor_parallel import LayerSplitter
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place, is_repeated_blocks
-from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import be_a_group
-from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.world.world import Mesh, World
+
+# What `accelerate.utils.fsdp_utils` offers.
+__all__ = [
+    "fsdp2_apply_ac", "fsdp2_canonicalize_names", "fsdp2_load_full_state_dict", "fsdp2_prepare_auto_wrap_policy",
+    "fsdp2_prepare_model", "fsdp2_switch_optimizer_parameters", "get_fsdp2_grad_scaler", "get_parameters_from_modules",
+]  # fmt: skip
 
 CHECKPOINTED = "_checkpoint_wrapped_module"
 
@@ -332,3 +338,68 @@ def checkpoint_activations(model: nn.Module, blocks: Sequence[nn.Module], *, off
             if id(child) in wrapped and wrapped[id(child)] is not parent and not name.startswith("_checkpoint_wrapped"):
                 setattr(parent, name, wrapped[id(child)])
     return [wrapped[id(block)] for block in blocks]
+
+
+def fsdp2_prepare_model(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
+    """The model, sharded in place as `accelerator.prepare` does."""
+    prepared: torch.nn.Module = accelerator.prepare_model(model)
+    return prepared
+
+
+def fsdp2_prepare_auto_wrap_policy(
+    fsdp2_plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module
+) -> Callable[[torch.nn.Module], bool]:
+    """The function that says of a module whether it is sharded for itself."""
+    return block_policy(model, fsdp2_plugin)
+
+
+def fsdp2_apply_ac(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
+    """The model, whose blocks recompute their activations in the backward."""
+    plugin = accelerator.state.fsdp_plugin
+    checkpoint_activations(model, blocks_of(model, plugin), offload=plugin.activation_checkpointing_offload)
+    return model
+
+
+def fsdp2_load_full_state_dict(
+    accelerator: Any,  # noqa: ARG001 - the model knows its processes
+    model: torch.nn.Module,
+    full_sd: Mapping[str, Any],
+    cpu_offload: bool = False,
+) -> torch.nn.Module:
+    """The sharded model with complete weights, which the first process has; the others may pass an empty dictionary."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=cpu_offload)
+    set_model_state_dict(model, dict(full_sd), options=options)
+    return model
+
+
+def fsdp2_switch_optimizer_parameters(optimizer: Optimizer, mapping: Mapping[int, torch.nn.Parameter]) -> None:
+    """Have an optimizer update other weights, by the `data_ptr` of its own; `KeyError` for one that is missing."""
+    for group in optimizer.param_groups:
+        # Accelerate puts a number in the method's place
+        addresses = [weight.data_ptr() if callable(weight.data_ptr) else weight.data_ptr for weight in group["params"]]
+        group["params"] = [mapping[address] for address in addresses]
+
+
+def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
+    """The values under names without those of wrappers that compile, or recompute activations."""
+    return {
+        name.replace("._checkpoint_wrapped_module", "").replace("._orig_mod", "").removeprefix("_orig_mod."): value
+        for name, value in named_params.items()
+    }
+
+
+def get_parameters_from_modules(
+    modules: Iterable[torch.nn.Module] | str | None, model: torch.nn.Module, device: torch.device | str
+) -> set[torch.nn.Parameter]:
+    """The weights of modules, or of those whose names a pattern matches, which come to a device."""
+    found = ignored_weights(model, modules)
+    for weight in found if isinstance(modules, str) else ():
+        weight.data = weight.data.to(device)
+    return found
+
+
+def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:
+    """Torch's scaler of gradients, which knows sharded ones."""
+    return torch.amp.GradScaler(**kwargs)

@@ -22,7 +22,7 @@ from accelerate_nb.runtime.strategies.base import Inputs, LossOf
 from accelerate_nb.runtime.strategies.megatron.training import get_args
 from accelerate_nb.runtime.strategies.pipeline.staged_model import batch_size, merged, microbatches, output_on_all
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
-from accelerate_nb.runtime.world.mesh import DATA_AXES
+from accelerate_nb.runtime.world.world import DATA_AXES
 
 # What `accelerate.utils.megatron_lm` offers.
 __all__ = [

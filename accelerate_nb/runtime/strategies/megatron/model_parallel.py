@@ -34,7 +34,7 @@ from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.named_states import files_of_parts
 from accelerate_nb.runtime.checkpoints.shards import LIST, ShardIndex, list_shards
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
-from accelerate_nb.runtime.compat.kwargs_handlers import GradScalerKwargs
+from accelerate_nb.runtime.compat.dataclasses import GradScalerKwargs
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions

@@ -23,7 +23,7 @@ from accelerate_nb.config.options.megatron import MegatronLMPlugin, refuse_unuse
 from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
-from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
+from accelerate_nb.runtime.compat.dataclasses import DistributedType, DynamoBackend
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
@@ -33,9 +33,8 @@ from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, Meg
 from accelerate_nb.runtime.strategies.megatron.model_parallel import MegatronPrecision, MegatronStep
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.optimizer import innermost
-from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
-from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.world.world import Mesh, World
 from accelerate_nb.user_warnings import warn_user
 
 # The plugin's names of a mesh's axes.

@@ -15,7 +15,7 @@ from torch.nn import Module, Parameter
 
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, DataError, StateError
-from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.dataclasses import DistributedType
 from accelerate_nb.runtime.operations import sharded_tensors
 from accelerate_nb.runtime.operations.collective import broadcast
 from accelerate_nb.runtime.operations.nested import ignorant_find_batch_size, send_to_device
@@ -41,10 +41,9 @@ from accelerate_nb.runtime.strategies.sharded import InitialWeights, ShardedStra
 from accelerate_nb.runtime.training.compile import compile_layers
 from accelerate_nb.runtime.training.repoint import named_weights, original_name
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
-from accelerate_nb.runtime.world.mesh import DATA_AXES
 from accelerate_nb.runtime.world.registry import along, current_world
 from accelerate_nb.runtime.world.state import PartialState
-from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.world.world import DATA_AXES, World
 
 # torch's names, of which those with several stages a process are the later ones.
 NAMES = ("GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")

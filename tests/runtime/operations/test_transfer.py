@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 import accelerate_nb.utils.operations as operations
-from accelerate_nb.runtime.operations import call_check
-from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall, agree, exchange_of
-from accelerate_nb.runtime.operations.transfer import TensorMover
+from accelerate_nb.runtime.operations import transfer
+from accelerate_nb.runtime.operations.transfer import CallCheck, CollectiveCall, TensorMover, agree, exchange_of
 from accelerate_nb.runtime.world.registry import Rendezvous, current_world, forget
 from accelerate_nb.runtime.xla.world import XlaWorld
 from tests.ranks import TWO_OR_THREE, run_on_ranks
@@ -187,7 +186,7 @@ def test_calls_in_inference_mode_and_outside_of_it_share_their_memory() -> None:
 
 def beside_another_backend() -> list[Any]:
     """What a check gives over the group that is made where the ranks' own does not connect their hosts, as NCCL's."""
-    call_check._gloo_of = lambda _: None  # type: ignore[assignment]
+    transfer._gloo_of = lambda _: None  # type: ignore[assignment]
     rank = current_world().rank
     found = operations.gather(torch.tensor([rank])).tolist()
     misfit = outcome(lambda: operations.gather(torch.ones(rank + 1)))
