@@ -3,7 +3,9 @@
 import os
 import re
 import shutil
+import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,15 @@ def test_a_run_whose_time_is_over_reports_which_ranks_waited_where(tmp_path):
         assert re.search(r"rank 1 is at .*: time\.sleep\(61\)", text_of_hang)
     assert "in waits_for_ever" in last["failure"]["traceback"]
     assert last["state"]["detail"] == "timeout=4: the run had not ended after 4 s, and was stopped"
+
+
+def test_a_fork_in_the_background_leaves_a_recording_of_warnings_alone(monkeypatch, tmp_path):
+    forks, records, fork = threading.Event(), threading.Event(), os.fork
+    monkeypatch.setattr(os, "fork", lambda: (forks.set(), records.wait(20), fork())[-1])
+    run = launch(abs, (-1,), start_method="fork", folder=str(tmp_path), **SETTINGS)
+    assert forks.wait(20)
+    with warnings.catch_warnings(record=True) as recorded:
+        records.set()
+        assert run.wait() == 1
+        warnings.warn("from the notebook", UserWarning, stacklevel=1)
+    assert [str(item.message) for item in recorded] == ["from the notebook"]

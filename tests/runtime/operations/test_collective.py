@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.operations.test_transfer import outcome
 
 import accelerate_nb.utils.operations as alone
 from accelerate_nb import Accelerator, PartialState
@@ -15,6 +14,7 @@ from accelerate_nb.runtime.world.registry import current_world
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import plain
+from tests.runtime.operations.test_transfer import outcome
 
 
 def any_type() -> list[Any]:
