@@ -358,12 +358,14 @@ def _part_for(agent: Agent, message: messages.Message) -> messages.Message | Non
     return message
 
 
-_BETWEEN = 1.0
+# ------------------------------------------------------------------------------------------------------------- the load
+
+_SAMPLE_INTERVAL = 1.0
 # Where there are thousands of processes a sample takes longer; it never takes more than this part of a core.
-_PART = 0.01
+_SAMPLE_SHARE = 0.01
 # A run from which nothing else has come for a while, such as a session that nobody uses, is sampled less often.
-_RESTS_AFTER = 60.0
-_BETWEEN_AT_REST = 5.0
+_AT_REST_AFTER = 60.0
+_SAMPLE_INTERVAL_AT_REST = 5.0
 
 
 @contextmanager
@@ -376,11 +378,11 @@ def monitor_resources(
 
     def take_samples() -> None:
         # a run that is over by then is not sampled, and pays for no gauge; what one measures begins when it is made
-        if over.wait(_BETWEEN / 2):
+        if over.wait(_SAMPLE_INTERVAL / 2):
             return
         host, gauge = HostGauge(folders), gauge_of(kind, len(ranks()), environment)
         with closing(gauge):
-            timeout, seen, moved = _BETWEEN / 2, -1, time.monotonic()
+            timeout, seen, moved = _SAMPLE_INTERVAL / 2, -1, time.monotonic()
             while not over.wait(timeout):
                 began = time.thread_time()
                 if view.changes != seen:
@@ -396,8 +398,11 @@ def monitor_resources(
                 for sample in device_samples(gauge, ranks(), pids, load):
                     view.apply(sample)
                 seen = view.changes
-                rests = time.monotonic() - moved > _RESTS_AFTER
-                timeout = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
+                rests = time.monotonic() - moved > _AT_REST_AFTER
+                timeout = max(
+                    _SAMPLE_INTERVAL_AT_REST if rests else _SAMPLE_INTERVAL,
+                    (time.thread_time() - began) / _SAMPLE_SHARE,
+                )
 
     thread = threading.Thread(target=take_samples, name="accelerate_nb samples", daemon=True)
     thread.start()
@@ -406,7 +411,7 @@ def monitor_resources(
     finally:
         over.set()
         # a driver that does not respond keeps nobody waiting
-        thread.join(_BETWEEN)
+        thread.join(_SAMPLE_INTERVAL)
 
 
 def device_samples(

@@ -243,9 +243,11 @@ def _narrowed(line: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
+# ------------------------------------------------------------------------------------------------------------ comparing
+
 # So many runs are told apart by their colours.
 MOST_RUNS = 8
-_MOST_METRICS = 60
+_MOST_CURVES = 60
 _MOST_DIFF_LINES = 2000
 
 
@@ -276,7 +278,7 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
         for metric in mean_metrics(view_of(run), run.started, index):
             overlay.apply(metric)
     series = [overlay.rank(index) for index in range(len(runs))]
-    names = tuple(in_order(name for run in series for name in run.series))[:_MOST_METRICS]
+    names = tuple(in_order(name for run in series for name in run.series))[:_MOST_CURVES]
     kept = (kept_source(run.folder) for run in runs)
     sources = [[replace(part, origin=plain(part.origin), text=plain(part.text)) for part in parts] for parts in kept]
     return Comparison(

@@ -297,6 +297,8 @@ def everywhere(function: Callable[..., Result], *args: Any) -> Result:
     return ranks.send(lambda _: function(*args), "_call", function, args, current_random_states())
 
 
+# --------------------------------------------------------------------------------------------------------- each process
+
 _HASHES = "PYTHONHASHSEED"
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 # Python's own; those before a colon have a value.

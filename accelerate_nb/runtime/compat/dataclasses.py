@@ -175,6 +175,9 @@ def named(value: Any) -> str:
     return str(value.value if isinstance(value, enum.Enum) else value)
 
 
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
 @dataclass
 class KwargsHandler:
     """Arguments for something that the `Accelerator` makes; fields left out may come from the environment."""

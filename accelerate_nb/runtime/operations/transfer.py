@@ -241,6 +241,8 @@ def _beside(world: World) -> Callable[[], Any]:
     return lambda: group
 
 
+# ------------------------------------------------------------------------------------------------------------ transfers
+
 # Larger ones have a collective each; smaller ones of one type share one.
 _LARGEST_SHARED = 1 << 20
 # No backend adds up all types of numbers; gloo stops at these.

@@ -117,6 +117,9 @@ class _XlaPickler(pickle.Pickler):
 Together = Callable[[Sequence[Tensor]], None]
 
 
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+
 class AveragedModel:
     """A model of which every rank has a copy, and whose gradients are averaged by `average`."""
 

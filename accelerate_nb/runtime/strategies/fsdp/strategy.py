@@ -340,6 +340,9 @@ def checkpoint_activations(model: nn.Module, blocks: Sequence[nn.Module], *, off
     return [wrapped[id(block)] for block in blocks]
 
 
+# ----------------------------------------------------------------------------------------------- Accelerate's functions
+
+
 def fsdp2_prepare_model(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
     """The model, sharded in place as `accelerator.prepare` does."""
     prepared: torch.nn.Module = accelerator.prepare_model(model)
