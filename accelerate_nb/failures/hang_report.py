@@ -23,7 +23,6 @@ _COLLECTIVE_FILES = (
     "torch/distributed/rendezvous.py",
     "torch/distributed/algorithms/join.py",
     str(_PACKAGE / "runtime/operations/transfer.py"),
-    str(_PACKAGE / "runtime/operations/transfer.py"),
 )
 # Files of torch in which a process waits for what its recorder shows.
 _OF_TORCH = re.compile(r"/torch/(distributed/|nn/parallel/distributed\.py)")
