@@ -250,7 +250,9 @@ class Session:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         self.conductor.start()
         try:
-            self._begun.wait()
+            # an interrupt that comes right before Python begins to wait is noticed at the end of that wait
+            while not self._begun.wait(0.5):
+                pass
         except BaseException:
             self.request_stop("kill")
             self._gone.wait(self.config.launching.stop_grace_period + 5)

@@ -50,7 +50,7 @@ def test_a_file_that_others_could_write_to_is_not_used(link: Callable[[str, str]
     """Whoever shares the machine may have made it, or a link in its place, before."""
     Path("elsewhere").touch()
     link("elsewhere", "accelerate-nb-61")
-    known = "from accelerate_nb.script import processes\nprocesses.launch_digest = lambda *_: b'a'\n"
+    known = "from accelerate_nb.script import ranks\nranks.launch_digest = lambda *_: b'a'\n"
     done = on_ranks(f"{known}nb_shell.run('echo once >> lines')", ranks=2)
     assert [item.returncode for item in done] == [1, 1]
     assert all(reason in item.stderr for item in done)

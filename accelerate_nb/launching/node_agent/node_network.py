@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 import psutil
@@ -210,6 +210,8 @@ REPLY_TIMEOUT = 8.0
 _CONNECT_TIMEOUT = 4.0
 # Each node tries to connect to that of rank 0, and to so many that follow it.
 _NEIGHBOURS = 8
+# Whoever interrupts a wait for nodes waits no longer than this, in seconds.
+_INTERRUPTIBLE = 0.5
 
 
 class RequestedNode(Protocol):
@@ -269,11 +271,15 @@ def of_all(
         return [call(items[0])]
     with ThreadPoolExecutor(len(items), "accelerate_nb node") as threads:
         try:
-            return list(threads.map(call, items))
+            calls = [threads.submit(call, item) for item in items]
+            # an interrupt that comes right before Python begins to wait is noticed at the end of that wait
+            while wait(calls, _INTERRUPTIBLE).not_done:
+                pass
         except KeyboardInterrupt:
             # the calls end, which would be waited for
             cancel()
             raise
+    return [done.result() for done in calls]
 
 
 def check_versions(here: messages.NodeFacts, nodes: Mapping[str, messages.NodeFacts]) -> None:
