@@ -24,9 +24,10 @@ from accelerate_nb.failures.worker_error import failure_line, hang_error, hang_h
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.engines.inline import InlineWorkers
-from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext, monitor_resources
+from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.planning.placement import LaunchPlan, NodeRoster, Placement
+from accelerate_nb.launching.resource_monitor import monitor_resources
 from accelerate_nb.launching.run import LaunchFacts
 from accelerate_nb.launching.step_requests import KnobChanges, checked_ranks
 from accelerate_nb.launching.worker_group import Stop, stronger

@@ -1,24 +1,19 @@
-"""The runner of one group of workers, between its state machine, its agents and the run; and the thread that samples the load."""
+"""The runner of one group of workers, between the group's state machine, its agents, and the run's context, which all groups of a run share."""
 
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from msgspec import structs
 
-from accelerate_nb.devices.nvml import GpuGauge
-from accelerate_nb.devices.tpu_info import TpuGauge
-from accelerate_nb.devices.usage import DeviceGauge, HostGauge, RankProcesses, WorkerGauge
 from accelerate_nb.events import event_types
-from accelerate_nb.events.event_types import DeviceSample, HostSample
 from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES, RunRecorder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_work, waits_for_returned
@@ -356,82 +351,3 @@ def _part_for(agent: Agent, message: messages.Message) -> messages.Message | Non
         case messages.ToRank(rank):
             return message if rank in agent.ranks else None
     return message
-
-
-# ------------------------------------------------------------------------------------------------------------- the load
-
-_SAMPLE_INTERVAL = 1.0
-# Where there are thousands of processes a sample takes longer; it never takes more than this part of a core.
-_SAMPLE_SHARE = 0.01
-# A run from which nothing else has come for a while, such as a session that nobody uses, is sampled less often.
-_AT_REST_AFTER = 60.0
-_SAMPLE_INTERVAL_AT_REST = 5.0
-
-
-@contextmanager
-def monitor_resources(
-    view: RunState, ranks: Callable[[], range], kind: str, environment: Mapping[str, str], folders: list[Path]
-) -> Iterator[None]:
-    """A block in which what a view knows of the machine and its `ranks`, on devices of a kind, is as of about a second ago."""
-    # samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder
-    over = threading.Event()
-
-    def take_samples() -> None:
-        # a run that is over by then is not sampled, and pays for no gauge; what one measures begins when it is made
-        if over.wait(_SAMPLE_INTERVAL / 2):
-            return
-        host, gauge = HostGauge(folders), gauge_of(kind, len(ranks()), environment)
-        with closing(gauge):
-            timeout, seen, moved = _SAMPLE_INTERVAL / 2, -1, time.monotonic()
-            while not over.wait(timeout):
-                began = time.thread_time()
-                if view.changes != seen:
-                    moved = time.monotonic()
-                load, own_pid = host.sample(), os.getpid()
-                view.apply(load)
-                # a rank in this very process reports no process, and runs from the first moment
-                pids = {
-                    glance.rank: int(glance.detail) if glance.detail.isdecimal() else own_pid
-                    for glance in view.glances()
-                    if glance.state == "running" or (glance.state == "starting" and glance.detail.isdecimal())
-                }
-                for sample in device_samples(gauge, ranks(), pids, load):
-                    view.apply(sample)
-                seen = view.changes
-                rests = time.monotonic() - moved > _AT_REST_AFTER
-                timeout = max(
-                    _SAMPLE_INTERVAL_AT_REST if rests else _SAMPLE_INTERVAL,
-                    (time.thread_time() - began) / _SAMPLE_SHARE,
-                )
-
-    thread = threading.Thread(target=take_samples, name="accelerate_nb samples", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        # a driver that does not respond keeps nobody waiting
-        thread.join(_SAMPLE_INTERVAL)
-
-
-def device_samples(
-    gauge: DeviceGauge, ranks: range, pids: Mapping[int, int], load: HostSample
-) -> Iterator[DeviceSample]:
-    """The load of the devices of a machine's ranks, whose processes are among `pids`, beside the machine's own."""
-    local = {rank - ranks.start: pid for rank, pid in pids.items() if rank in ranks}
-    for sample in gauge.samples(RankProcesses(len(ranks), local, load.memory[1]), load.time):
-        yield structs.replace(sample, rank=ranks.start + sample.rank)
-
-
-def gauge_of(kind: str, size: int, environment: Mapping[str, str]) -> DeviceGauge:
-    """The gauge for `size` ranks on devices of a kind, "cpu" or torch's name for an accelerator, in this environment."""
-    if size == 0:
-        return DeviceGauge()
-    if kind == "xla":
-        # torch_xla computes on the CPU too, and writes there what it computes on where nobody has set it
-        kind = "cpu" if environment.get("PJRT_DEVICE", "").upper() == "CPU" else "tpu"
-    if kind == "cpu":
-        return WorkerGauge(size)
-    if kind == "cuda":
-        return GpuGauge(environment)
-    return TpuGauge(environment) if kind == "tpu" else DeviceGauge()

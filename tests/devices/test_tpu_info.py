@@ -9,7 +9,7 @@ from accelerate_nb.devices import tpu_info
 from accelerate_nb.devices.tpu_info import TpuGauge
 from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.group_runner import monitor_resources
+from accelerate_nb.launching.resource_monitor import monitor_resources
 from tests.devices.chips import GIB, Chips, served
 from tests.waiting import until
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.style.source_files import Import, Module, import_cycles, modules, resolved
+from tests.style.source_files import Import, Module, import_cycles, modules, mutual_imports, resolved
 
 # From the lowest to the highest.
 ROWS = [
@@ -159,6 +159,10 @@ def unpickles_and_names_stores(module: Module) -> bool:
             imported = {f"{node.module}.{alias.name}" for alias in node.names}
             unpickles |= "accelerate_nb.transport.serializer.load" in imported
     return unpickles and not names.isdisjoint(STORES)
+
+
+def test_no_two_parts_of_launching_import_each_other() -> None:
+    assert mutual_imports(ALL, "accelerate_nb.launching") == []
 
 
 def test_no_file_unpickles_that_reads_a_store() -> None:

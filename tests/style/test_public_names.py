@@ -16,7 +16,7 @@ RE_EXPORTING = [module for module in modules() if re_exports(module)]
 
 def offered(module: Module) -> set[str]:
     """The names that a file imports `as` something, and with `*` what another such file offers, or a module's `__all__`."""
-    imports = imports_of(module)
+    imports = [node for node in module.tree.body if isinstance(node, ast.ImportFrom)]
     found = {alias.asname for node in imports for alias in node.names if alias.asname}
     return found.union(*(listed_by(node.module or "") for node in imports if node.names[0].name == "*"))
 
@@ -24,10 +24,6 @@ def offered(module: Module) -> set[str]:
 def listed_by(name: str) -> set[str]:
     others = (offered(other) for other in RE_EXPORTING if other.name == name)
     return next(others, None) or set(getattr(import_module(name), "__all__", ()))
-
-
-def imports_of(module: Module) -> list[ast.ImportFrom]:
-    return [node for node in module.tree.body if isinstance(node, ast.ImportFrom)]
 
 
 def test_the_public_names_are_those_of_the_list() -> None:
@@ -56,11 +52,9 @@ def test_every_public_name_can_be_imported() -> None:
 
 def hidden_names(module: Module) -> list[str]:
     """What a re-exporting file imports for itself alone: neither `a as a`, nor `*` from what lists what it offers."""
-    nodes = [node for node in imports_of(module) if node.names[0].name != "*" or not listed_by(node.module or "")]
-    found = [
-        alias.name for node in nodes if node.module != "__future__" for alias in node.names if alias.asname is None
-    ]
-    return [f"{module.name}.{name}" for name in found]
+    imports = [node for node in module.tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    nodes = [node for node in imports if node.names[0].name != "*" or not listed_by(node.module or "")]
+    return [f"{module.name}.{alias.name}" for node in nodes for alias in node.names if alias.asname is None]
 
 
 def test_a_file_that_re_exports_uses_no_name_itself() -> None:

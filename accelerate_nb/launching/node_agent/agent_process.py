@@ -29,9 +29,9 @@ from accelerate_nb.events.event_types import DeviceSample, LogLine, MemoryUse, M
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.engines.supervisor import cool, supervised_workers, warm
-from accelerate_nb.launching.group_runner import device_samples, gauge_of
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, AgentLoop, NodeAgent
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect, facts_of_this_node, probe_connection
+from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
 from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel, ReceivedMessage, StreamPair
 from accelerate_nb.transport.handshake import prove_token

@@ -10,7 +10,7 @@ import pytest
 from accelerate_nb import launch
 from accelerate_nb.events.event_types import StateChange
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.group_runner import monitor_resources
+from accelerate_nb.launching.resource_monitor import monitor_resources
 from tests.waiting import until
 
 SETTINGS = {"cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
