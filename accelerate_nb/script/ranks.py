@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
-from getopt import GetoptError, getopt
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
@@ -343,6 +342,8 @@ def alike(file: str) -> None:
 
 def can_begin_again(file: str, words: Sequence[str], arguments: Sequence[str]) -> bool:
     """Whether these arguments started a Python that runs this file, and nothing around it."""
+    from getopt import GetoptError, getopt  # here, since a notebook loads this file, too
+
     try:
         options, program = getopt(list(words[1:]), _OPTIONS, _LONG_OPTIONS)
     except GetoptError:
