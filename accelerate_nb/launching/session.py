@@ -22,6 +22,7 @@ from accelerate_nb.failures.hang_report import StackSnapshot, snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import hang_error, worker_error
 from accelerate_nb.launching.launcher import prepare
+from accelerate_nb.launching.node_agent.node_network import BETWEEN_INTERRUPT_CHECKS
 from accelerate_nb.launching.run import FrontEnd, LaunchFacts, Run
 from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.sources.cells import CellSources, current_sources
@@ -250,8 +251,7 @@ class Session:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         self.conductor.start()
         try:
-            # an interrupt that comes right before Python begins to wait is noticed at the end of that wait
-            while not self._begun.wait(0.5):
+            while not self._begun.wait(BETWEEN_INTERRUPT_CHECKS):
                 pass
         except BaseException:
             self.request_stop("kill")

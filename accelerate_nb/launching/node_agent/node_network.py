@@ -210,8 +210,9 @@ REPLY_TIMEOUT = 8.0
 _CONNECT_TIMEOUT = 4.0
 # Each node tries to connect to that of rank 0, and to so many that follow it.
 _NEIGHBOURS = 8
-# Whoever interrupts a wait for nodes waits no longer than this, in seconds.
-_INTERRUPTIBLE = 0.5
+# A wait that a person may interrupt is made of waits of so many seconds: an interrupt that comes right before Python begins to wait
+# is noticed at the end of that one.
+BETWEEN_INTERRUPT_CHECKS = 0.5
 
 
 class RequestedNode(Protocol):
@@ -272,8 +273,7 @@ def of_all(
     with ThreadPoolExecutor(len(items), "accelerate_nb node") as threads:
         try:
             calls = [threads.submit(call, item) for item in items]
-            # an interrupt that comes right before Python begins to wait is noticed at the end of that wait
-            while wait(calls, _INTERRUPTIBLE).not_done:
+            while wait(calls, BETWEEN_INTERRUPT_CHECKS).not_done:
                 pass
         except KeyboardInterrupt:
             # the calls end, which would be waited for
